@@ -1,0 +1,90 @@
+"""Solving z = phi(z): the function `solve` and the differentiable layer `FixedPoint`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fixpoint._tree import Map, Packing, Tree
+from fixpoint.backward import Backward, Implicit
+from fixpoint.solution import Solution
+from fixpoint.solvers import Anderson, IterativeSolver, make_solver
+from fixpoint.solvers.base import iterate
+
+
+def solve(
+    phi: Map,
+    z0: Tree,
+    solver: str | IterativeSolver = "anderson",
+    *,
+    t: int | None = None,
+    batched: bool = True,
+) -> Solution:
+    """Solve z = phi(z) from z0, without gradient.
+
+    Args:
+        phi: map of a tree like z0 to one of the same structure, shapes and dtype; each batch row
+            on its own.
+        z0: tensor, or nested tuple, list or dict of tensors, each (B, ...).
+        solver: a solver or its name; see `SOLVERS`.
+        t: time index, for solvers with steps of their own at each time.
+        batched: False where the tensors of z0 have no batch axis; the solution's per-sample
+            tensors then have B = 1.
+
+    Raises:
+        ValueError: the solver's name is unknown, or phi returns another structure or shape.
+        TypeError: z0 is no tree of floating-point tensors, or phi returns another dtype.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import solve
+        >>> solve(torch.cos, torch.zeros(2, 1)).check().z
+        tensor([[0.7391],
+                [0.7391]])
+    """
+    packing = Packing(z0, batched=batched)
+    with torch.no_grad():
+        solution = iterate(make_solver(solver), packing.wrap(phi), packing.pack(z0), t)
+    return solution._replace(z=packing.unpack(solution.z))
+
+
+class FixedPoint(nn.Module):
+    """The layer z* = phi(z*): a solver and a way to differentiate its solution.
+
+    Gradients reach every tensor that phi closes over, and depend on grad mode alone, not on
+    train or eval mode.
+
+    Args:
+        solver: a solver or its name, `Anderson()` if not given.
+        backward: `Implicit()` if not given, `Unrolled`, or `Phantom`.
+
+    Raises:
+        ValueError: the pair makes no sense (a learned eta with `Implicit`); the message says
+            what to use.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import FixedPoint
+        >>> linear = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4))
+        >>> x = torch.randn(3, 4)
+        >>> solution = FixedPoint()(lambda z: torch.tanh(0.9 * linear(z) + x), torch.zeros(3, 4))
+        >>> solution.z.sum().backward()
+        >>> solution.converged.tolist()
+        [True, True, True]
+    """
+
+    def __init__(
+        self, solver: str | IterativeSolver | None = None, backward: Backward | None = None
+    ) -> None:
+        super().__init__()
+        self.solver = Anderson() if solver is None else make_solver(solver)
+        self.backward = Implicit() if backward is None else backward
+        self.backward.check(self.solver)
+
+    def forward(
+        self, phi: Map, z0: Tree, *, t: int | None = None, batched: bool = True
+    ) -> Solution:
+        """The differentiable solution; arguments and errors as for `solve`."""
+        packing = Packing(z0, batched=batched)
+        solution = self.backward.solve(self.solver, packing.wrap(phi), packing.pack(z0), t)
+        return solution._replace(z=packing.unpack(solution.z))

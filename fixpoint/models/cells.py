@@ -1,0 +1,279 @@
+"""The maps phi(h, h_prev, x) whose equilibrium is the hidden state h_t of an ERNN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize
+
+from fixpoint.names import unknown_name
+from fixpoint.solvers.checks import at_least, positive
+
+Phi = Callable[[Tensor], Tensor]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda z: z,
+}
+
+
+class Cell(nn.Module):
+    """A map phi(h, h_prev, x), built for a whole sequence at a time by `maps`.
+
+    Weights are named as in the paper and drawn from N(0, 0.1^2), the bias b is 0. A new cell
+    needs `maps` alone; `forward` is phi as the paper writes it.
+
+    Args:
+        input_size: features d of x_t.
+        hidden_size: units n of h_t.
+        nonlinearity: sigma, a name in `ACTIVATIONS`.
+        bias: have b.
+
+    Raises:
+        ValueError: the nonlinearity is unknown, or a size is below 1.
+
+    Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network.
+    """
+
+    start_is_past = False
+    """Whether h_{t-1} enters only as the start of the iteration, not through phi."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.input_size = at_least(1, input_size=input_size)
+        self.hidden_size = at_least(1, hidden_size=hidden_size)
+        if nonlinearity not in ACTIVATIONS:
+            raise ValueError(unknown_name("nonlinearity", nonlinearity, ACTIVATIONS))
+        self.nonlinearity = nonlinearity
+        self.V = _weight(hidden_size, hidden_size)
+        self.W = _weight(hidden_size, input_size)
+        self.b = nn.Parameter(torch.zeros(hidden_size)) if bias else None
+
+    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        """`at(t, h_prev)` giving phi of h, (B, n), for a sequence x, (T, B, d).
+
+        What does not depend on h is computed once: the inputs of all time steps in one product,
+        V h_prev once a step.
+        """
+        raise NotImplementedError
+
+    def forward(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
+        """phi(h, h_prev, x) with h, h_prev (B, n) and x (B, d)."""
+        return self.maps(x.unsqueeze(0))(0, h_prev)(h)
+
+    def drive(self, x: Tensor) -> Tensor:
+        """W x + b for every time step, (T, B, n)."""
+        return F.linear(x, self.W, self.b)
+
+    def extra_repr(self) -> str:
+        bias = "" if self.b is not None else ", bias=False"
+        return f"{self.input_size}, {self.hidden_size}, nonlinearity={self.nonlinearity!r}{bias}"
+
+
+class JordanCell(Cell):
+    """phi = sigma((I + U)(V h + W x + b)), the model of the paper's benchmark tables.
+
+    phi does not depend on h_{t-1}: the past enters only as the start h^(0) = h_{t-1} of the
+    iteration. Solved to a tolerance it forgets the past, and its implicit gradient through time
+    is zero; it is meant for K = 1 or 2 steps of `InexactNewton` with a small eta.
+
+    Args:
+        rank: r for U = U1 U2 with U1 (n, r), U2 (r, n); None for a full U. With a full U at
+            n = 80, I + U is far from (I - U)^-1 (relative error 0.85); at rank 8 it is 0.06.
+
+    Source: Eqs. jordan and linear_approx.
+    """
+
+    start_is_past = True
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        nonlinearity: str = "relu",
+        bias: bool = True,
+        rank: int | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, nonlinearity=nonlinearity, bias=bias)
+        self.rank = rank
+        if rank is None:
+            self.U = _weight(hidden_size, hidden_size)
+        else:
+            self.U1 = _weight(hidden_size, at_least(1, rank=rank))
+            self.U2 = _weight(rank, hidden_size)
+
+    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        A, u = self.recurrence(x)
+        act = ACTIVATIONS[self.nonlinearity]
+        return lambda t, h_prev: lambda h: act(torch.addmm(u[t], h, A.mT))
+
+    def recurrence(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A = (I + U) V, (n, n), and u = (I + U)(W x + b), (T, B, n): phi = sigma(A h + u_t)."""
+        drive = self.drive(x)
+        return self.V + self._feedback(self.V), drive + self._feedback(drive.mT).mT
+
+    def _feedback(self, columns: Tensor) -> Tensor:
+        return self.U @ columns if self.rank is None else self.U1 @ (self.U2 @ columns)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", rank={self.rank}" if self.rank is not None else "")
+
+
+class SelfFeedbackCell(Cell):
+    """phi = sigma(U h + V h_{t-1} + W x + b): the cell for equilibria solved to a tolerance.
+
+    Args:
+        bound: keep ||U||_2 = bound by `torch.nn.utils.parametrizations.spectral_norm`. Below 1
+            phi is a contraction, so that exactly one equilibrium exists. None leaves U free.
+
+    Source: Eq. h, with one nonlinear layer for phi.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        bound: float | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, nonlinearity=nonlinearity, bias=bias)
+        self.U = _weight(hidden_size, hidden_size)
+        self.bound = bound
+        if bound is not None:
+            _bound_norm(self, "U", positive(bound=bound))
+
+    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        drive, U, V = self.drive(x), self.U, self.V
+        act = ACTIVATIONS[self.nonlinearity]
+
+        def at(t: int, h_prev: Tensor) -> Phi:
+            past = torch.addmm(drive[t], h_prev, V.mT)
+            return lambda h: act(torch.addmm(past, h, U.mT))
+
+        return at
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", bound={self.bound:g}" if self.bound else "")
+
+
+class IdentityFeedbackCell(Cell):
+    """phi = tanh(h + V h_{t-1} + W x + b), the paper's toy model: as many weights as an RNN.
+
+    Each unit is the scalar equilibrium h = tanh(h + alpha) = Phi(alpha). Plain iteration is slow
+    where alpha is near 0 (sublinear at 0).
+
+    Source: Eq. val_h.
+    """
+
+    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        drive, V = self.drive(x), self.V
+        act = ACTIVATIONS[self.nonlinearity]
+
+        def at(t: int, h_prev: Tensor) -> Phi:
+            past = torch.addmm(drive[t], h_prev, V.mT)
+            return lambda h: act(h + past)
+
+        return at
+
+
+class LinearCell(Cell):
+    """phi = U h + V h_{t-1} + W x + b, whose equilibrium has a closed form.
+
+    Args:
+        inverse: None iterates on phi. "exact" makes phi the constant map
+            (I - U)^-1 (V h_{t-1} + W x + b), "neumann" its approximation (I + U)(...); one step
+            of `Picard` then solves it.
+        bound: as for `SelfFeedbackCell`.
+
+    Source: Eqs. linear and linear_approx.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        inverse: Literal["exact", "neumann"] | None = None,
+        bound: float | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, nonlinearity="identity", bias=bias)
+        if inverse not in (None, "exact", "neumann"):
+            raise ValueError(f'inverse must be None, "exact" or "neumann"; got {inverse!r}')
+        self.inverse = inverse
+        self.U = _weight(hidden_size, hidden_size)
+        self.bound = bound
+        if bound is not None:
+            _bound_norm(self, "U", positive(bound=bound))
+
+    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        drive, U, V = self.drive(x), self.U, self.V
+        if self.inverse is None:
+
+            def at(t: int, h_prev: Tensor) -> Phi:
+                past = torch.addmm(drive[t], h_prev, V.mT)
+                return lambda h: torch.addmm(past, h, U.mT)
+
+            return at
+
+        one = torch.eye(self.hidden_size, dtype=U.dtype, device=U.device)
+        # The map of all rows at once: row @ inverse^T.
+        inverse_t = torch.linalg.inv_ex(one - U)[0].mT if self.inverse == "exact" else (one + U).mT
+
+        def constant(t: int, h_prev: Tensor) -> Phi:
+            z = torch.addmm(drive[t], h_prev, V.mT) @ inverse_t
+            return lambda h: z
+
+        return constant
+
+    def extra_repr(self) -> str:
+        parts = [super().extra_repr()]
+        parts += [f"inverse={self.inverse!r}"] if self.inverse else []
+        parts += [f"bound={self.bound:g}"] if self.bound else []
+        return ", ".join(parts)
+
+
+CELLS: dict[str, type[Cell]] = {
+    "jordan": JordanCell,
+    "self-feedback": SelfFeedbackCell,
+    "identity-feedback": IdentityFeedbackCell,
+    "linear": LinearCell,
+}
+"""Every cell by the name that `ERNN` and the command line take."""
+
+
+class _Scale(nn.Module):
+    """The parametrization X -> bound * X."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.bound * X
+
+
+def _bound_norm(module: nn.Module, name: str, bound: float) -> None:
+    """Keep the 2-norm of a weight at `bound`."""
+    parametrizations.spectral_norm(module, name)
+    parametrize.register_parametrization(module, name, _Scale(bound))
+
+
+def _weight(rows: int, columns: int) -> nn.Parameter:
+    return nn.Parameter(0.1 * torch.randn(rows, columns))

@@ -1,0 +1,36 @@
+"""A linear classifier on the last hidden state."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class LastStateClassifier(nn.Module):
+    """logits = C h_T + c for a recurrent layer built with `batch_first=True`.
+
+    Args:
+        layer: recurrent layer called as `output, h_n = layer(x)`.
+        hidden_size: units n of its state.
+        classes: number of classes.
+    """
+
+    def __init__(self, layer: nn.Module, hidden_size: int, classes: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head = nn.Linear(hidden_size, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, (B, classes), of x, (B, T, d)."""
+        output, _ = self.layer(x)
+        return self.head(output[:, -1])
+
+
+def parameter_count(model: nn.Module) -> int:
+    """How many numbers the model's parameters hold."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def model_size_kb(model: nn.Module) -> float:
+    """Size of the parameters in float32, in KB of 1024 bytes; word embeddings are not counted."""
+    embedded = sum(parameter_count(m) for m in model.modules() if isinstance(m, nn.Embedding))
+    return 4 * (parameter_count(model) - embedded) / 1024

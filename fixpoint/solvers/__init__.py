@@ -1,0 +1,49 @@
+"""Solvers of z = phi(z), by class or by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fixpoint.names import unknown_name
+from fixpoint.solvers.anderson import Anderson
+from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers.broyden import Broyden
+from fixpoint.solvers.inexact_newton import InexactNewton
+from fixpoint.solvers.picard import Picard
+
+SOLVERS: dict[str, type[IterativeSolver]] = {
+    "picard": Picard,
+    "inexact-newton": InexactNewton,
+    "anderson": Anderson,
+    "broyden": Broyden,
+}
+"""Every solver by the name that the command line and `solve` take."""
+
+
+def make_solver(solver: str | IterativeSolver, **options: Any) -> IterativeSolver:
+    """The solver of that name with these options; a solver is returned as it is.
+
+    Raises:
+        ValueError: no solver has that name.
+        TypeError: an option is unknown, or options come with a ready solver.
+    """
+    if isinstance(solver, IterativeSolver):
+        if options:
+            raise TypeError(
+                f"options {sorted(options)} were given with a ready solver; pass them to its class"
+            )
+        return solver
+    if solver not in SOLVERS:
+        raise ValueError(unknown_name("solver", solver, SOLVERS))
+    return SOLVERS[solver](**options)
+
+
+__all__ = [
+    "SOLVERS",
+    "Anderson",
+    "Broyden",
+    "InexactNewton",
+    "IterativeSolver",
+    "Picard",
+    "make_solver",
+]

@@ -1,0 +1,248 @@
+"""The iterative solver and the loop: the only place that evaluates, measures and stops."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fixpoint.names import unknown_name
+from fixpoint.solution import Result, Solution, Trace
+from fixpoint.solvers.checks import at_least, non_negative
+
+MatrixMap = Callable[[Tensor], Tensor]
+"""phi as a map of (B, D) matrices."""
+
+
+class IterativeSolver(nn.Module):
+    """A solver of z = phi(z) given by `init` and a pure `update`; `iterate` runs it.
+
+    A sample has converged when rms(phi(z) - z) <= atol + rtol * rms(phi(z)), the root mean
+    square over its D numbers. With rtol = atol = 0 exactly `max_iter` updates are made and
+    nothing is measured: no norm, no device synchronisation, no data-dependent branch.
+
+    Args:
+        max_iter: most updates of a sample.
+        rtol, atol: relative tolerance, and absolute tolerance in units of z.
+        keep_best: return a sample that failed at its smallest residual, not at its last one.
+        record: "residual" keeps each sample's residual after each update, "iterates" the states
+            too; see `Trace`.
+        check_every: look whether all samples are done (one device synchronisation) only at each
+            n-th update.
+
+    Raises:
+        ValueError: a value is out of range, or `record` is unknown.
+        TypeError: an option is unknown.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_iter: int = 50,
+        rtol: float = 1e-5,
+        atol: float = 1e-6,
+        keep_best: bool = True,
+        record: Literal["residual", "iterates"] | None = None,
+        check_every: int = 1,
+        **unknown: Any,
+    ) -> None:
+        super().__init__()
+        for name in unknown:
+            raise TypeError(
+                unknown_name(f"{type(self).__name__} option", name, options(type(self)))
+            )
+        self.max_iter = at_least(0, max_iter=max_iter)
+        self.rtol = non_negative(rtol=rtol)
+        self.atol = non_negative(atol=atol)
+        self.keep_best = keep_best
+        if record not in (None, "residual", "iterates"):
+            raise ValueError(f'record must be None, "residual" or "iterates"; got {record!r}')
+        self.record = record
+        self.check_every = at_least(1, check_every=check_every)
+
+    @property
+    def has_tolerance(self) -> bool:
+        """Whether the solver stops at a tolerance; else it makes exactly `max_iter` updates."""
+        return self.rtol > 0 or self.atol > 0
+
+    def init(self, z: Tensor, t: int | None) -> Any:
+        """State before the first update; z is (B, D), t the time index of a sequence."""
+        return None
+
+    def update(self, k: int, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Next iterate and state from z and fz = phi(z), both (B, D), at k = 0, 1, ..."""
+        raise NotImplementedError
+
+    def with_options(self, **options: Any) -> IterativeSolver:
+        """A shallow copy with other `max_iter`, `rtol`, ...; parameters are shared."""
+        other = copy.copy(self)
+        for name, value in options.items():
+            setattr(other, name, value)
+        return other
+
+    def extra_repr(self) -> str:
+        parts = [f"max_iter={self.max_iter}"]
+        if self.has_tolerance:
+            parts += [f"rtol={self.rtol:g}", f"atol={self.atol:g}"]
+        if self.record is not None:
+            parts.append(f"record={self.record!r}")
+        if self.check_every != 1:
+            parts.append(f"check_every={self.check_every}")
+        return ", ".join(parts)
+
+
+def option_names(kind: type) -> list[str]:
+    """Names of all constructor arguments of a solver class, its own first."""
+    names: list[str] = []
+    for owner in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        for parameter in inspect.signature(owner).parameters.values():
+            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in names:
+                names.append(parameter.name)
+    return names
+
+
+def iterate(
+    solver: IterativeSolver, phi: MatrixMap, z: Tensor, t: int | None = None, *, track_from: int = 0
+) -> Solution:
+    """Run the solver on phi from z, (B, D).
+
+    Under grad mode the updates are differentiable, those before number `track_from` excepted.
+    """
+    tracking = torch.is_grad_enabled()
+    watch = _Watch(solver, z) if solver.has_tolerance or solver.record else None
+    state: Any = None
+    for k in range(solver.max_iter + 1):
+        with torch.set_grad_enabled(tracking and k >= track_from):
+            if watch is None and k == solver.max_iter:
+                break
+            fz = phi(z)
+            if watch is not None:
+                z, fz = watch.look(k, z, fz, phi)
+                if watch.done or k == solver.max_iter:
+                    break
+            if k == 0:
+                state = solver.init(z, t)
+            proposal, state = solver.update(k, z, fz, state)
+            z = proposal if watch is None else watch.freeze(proposal, z)
+    return _fixed_steps(solver, z) if watch is None else watch.solution(z)
+
+
+def _fixed_steps(solver: IterativeSolver, z: Tensor) -> Solution:
+    iterations = torch.full((len(z),), solver.max_iter, dtype=torch.int64, device=z.device)
+    result = torch.full((len(z),), int(Result.FIXED_STEPS), dtype=torch.int8, device=z.device)
+    return Solution(z, None, iterations, solver.max_iter, result)
+
+
+class _Watch:
+    """Measures one solve, freezes its samples and counts; (z, fz, r) always belong together.
+
+    Right after a check the host knows how many samples are active, and skips masks that would
+    change nothing; between two checks every mask is applied.
+    """
+
+    def __init__(self, solver: IterativeSolver, z: Tensor) -> None:
+        self.solver = solver
+        self.active = torch.ones(len(z), dtype=torch.bool, device=z.device)
+        self.failed = torch.zeros_like(self.active)
+        self.masking = solver.check_every > 1
+        self.active_count: int | None = None
+        self.done = False
+        self.r = torch.full((len(z),), torch.inf, dtype=_norm_dtype(z), device=z.device)
+        self.z, self.fz = z, z
+        self.best_r, self.best_z = self.r, z
+        self.iterations = torch.zeros_like(self.active, dtype=torch.int64)
+        self.evaluations = 0
+        self.residuals: list[Tensor] = []
+        self.iterates: list[Tensor] = []
+
+    def look(self, k: int, z: Tensor, fz: Tensor, phi: MatrixMap) -> tuple[Tensor, Tensor]:
+        """Measure z with fz = phi(z) and return both, lost samples put back where they were."""
+        self.evaluations += 1
+        r, finite = _measure(self.solver, z, fz)
+        lost = self.active & ~finite
+        active = self.active & finite
+        if self.solver.has_tolerance:
+            active = active & (r > 1)
+        better = r < self.best_r
+        self.active_count, lost_count, better_count = None, 0, -1
+        if k % self.solver.check_every == 0:
+            counts = torch.stack((active, lost, better)).sum(1)
+            self.active_count, lost_count, better_count = counts.tolist()
+            self.done = self.active_count == 0
+            self.masking = self.masking or lost_count > 0
+        if self.masking:
+            back = ~finite
+            z, r = _rows(back, self.z, z), torch.where(back, self.r, r)
+            # In the graph of fz a lost sample's zero gradient would meet inf and spoil the rest.
+            if lost_count and k > 0 and torch.is_grad_enabled():
+                fz = phi(z)
+                self.evaluations += 1
+            fz = _rows(back, self.fz, fz)
+            self.failed = self.failed | lost
+        if self.solver.keep_best:
+            all_better = better_count == len(z)
+            self.best_z = z if all_better else _rows(better, z, self.best_z)
+            self.best_r = r if all_better else torch.where(better, r, self.best_r)
+        self.z, self.fz, self.r, self.active = z, fz, r, active
+        self.residuals.append(r)
+        if self.solver.record == "iterates":
+            self.iterates.append(z.detach())
+        return z, fz
+
+    def freeze(self, proposal: Tensor, z: Tensor) -> Tensor:
+        """The proposal, with samples that are done left where they are."""
+        self.iterations = self.iterations + self.active
+        if self.active_count == len(z):
+            return proposal
+        return _rows(self.active, proposal, z)
+
+    def solution(self, z: Tensor) -> Solution:
+        solver, r = self.solver, self.r
+        if solver.has_tolerance:
+            result = torch.where(r <= 1, Result.CONVERGED, Result.MAX_ITER)
+            if not self.done:
+                result = torch.where(self._stalled() & (r > 1), Result.STALLED, result)
+        else:
+            result = torch.full_like(self.iterations, Result.FIXED_STEPS)
+        result = torch.where(self.failed, Result.NONFINITE, result).to(torch.int8)
+        if solver.has_tolerance and solver.keep_best and (self.masking or not self.done):
+            z = _rows(r <= 1, z, self.best_z)
+            r = torch.where(r <= 1, r, self.best_r)
+        trace = None
+        if solver.record is not None:
+            iterates = torch.stack(self.iterates) if self.iterates else None
+            trace = Trace(torch.stack(self.residuals), iterates)
+        return Solution(z, r, self.iterations, self.evaluations, result, trace)
+
+    def _stalled(self) -> Tensor:
+        """Whether the smallest residual lies in the first half of ten or more updates, (B,)."""
+        updates = len(self.residuals) - 1
+        if updates < 10:
+            return torch.zeros_like(self.active)
+        return torch.stack(self.residuals).argmin(0) <= updates // 2
+
+
+@torch.no_grad()
+def _measure(solver: IterativeSolver, z: Tensor, fz: Tensor) -> tuple[Tensor, Tensor]:
+    """Scaled residual of each sample, (B,), and whether z and fz are finite."""
+    rtol, atol = (solver.rtol, solver.atol) if solver.has_tolerance else (1.0, 0.0)
+    dtype = _norm_dtype(z)
+    size = torch.linalg.vector_norm(fz, dim=1, dtype=dtype)
+    residual = torch.linalg.vector_norm(fz - z, dim=1, dtype=dtype)
+    # Both sides of the test are RMS: the factor 1 / sqrt(D) moves to atol.
+    scale = (size * rtol).add_(atol * z.shape[1] ** 0.5)
+    scale = scale.clamp_min_(torch.finfo(dtype).tiny)
+    return residual / scale, residual.isfinite()
+
+
+def _norm_dtype(z: Tensor) -> torch.dtype:
+    return torch.promote_types(z.dtype, torch.float32)
+
+
+def _rows(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Rows of new where mask, (B,), else of old."""
+    return torch.where(mask[:, None], new, old)

@@ -1,0 +1,96 @@
+"""Broyden's good method with limited memory."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers.checks import at_least
+
+LEAST_PIVOT = 0.1
+"""Least |s . q| / |s|^2 of an update, which keeps the approximate Jacobian regular."""
+
+
+class BroydenState(NamedTuple):
+    """Last state and the direction taken from it, (B, D), and the factors (u_j, s_j)."""
+
+    z: Tensor
+    direction: Tensor
+    factors: tuple[tuple[Tensor, Tensor], ...]
+
+
+class Broyden(IterativeSolver):
+    """Quasi-Newton on g(z) = phi(z) - z: z <- z - H g, H the inverse of a Jacobian estimate.
+
+    H = (I + u_m s_m^T) ... (I + u_1 s_1^T)(-I), with s the last step and
+    u = (s - q) / (s . q), q = H y, y the change of g. Where |s . q| < 0.1 |s|^2 the update is
+    damped towards H, so that H stays regular. After `memory` factors it restarts from -I.
+
+    Superlinear near a solution, also where phi is no contraction. It stores 2 * memory + 3
+    states, however large `max_iter` is.
+
+    Args:
+        memory: most factors kept.
+        options: see `IterativeSolver`.
+
+    Source: Broyden (1965), A class of methods for solving nonlinear simultaneous equations;
+        product form: Kelley (1995), Iterative Methods for Linear and Nonlinear Equations,
+        section 7.3; damping: More and Trangenstein (1976), On the global convergence of
+        Broyden's method.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Broyden, solve
+        >>> solution = solve(lambda z: z - (z**2 - 2), torch.ones(1, 1), Broyden())
+        >>> round(solution.z.item(), 4)
+        1.4142
+    """
+
+    def __init__(self, *, memory: int = 20, **options: Any) -> None:
+        super().__init__(**options)
+        self.memory = at_least(1, memory=memory)
+
+    def update(
+        self, k: int, z: Tensor, fz: Tensor, state: BroydenState | None
+    ) -> tuple[Tensor, BroydenState]:
+        g = fz - z
+        if state is None or len(state.factors) == self.memory:
+            return fz, BroydenState(z, g, ())
+        s = z - state.z
+        p = _apply(state.factors, -g)
+        u = _factor(s, p + state.direction)
+        direction = -(p + u * _dot(s, p))
+        return z + direction, BroydenState(z, direction, (*state.factors, (u, s)))
+
+    def extra_repr(self) -> str:
+        return f"memory={self.memory}, {super().extra_repr()}"
+
+
+def _apply(factors: tuple[tuple[Tensor, Tensor], ...], p: Tensor) -> Tensor:
+    """The product of all (I + u s^T) with p, (B, D)."""
+    for u, s in factors:
+        p = torch.addcmul(p, u, _dot(s, p))
+    return p
+
+
+def _factor(s: Tensor, q: Tensor) -> Tensor:
+    """u = (s - q) / (s . q) with q damped towards s where the pivot is small, (B, D)."""
+    square = _dot(s, s)
+    moved = square > 0
+    square = torch.where(moved, square, 1.0)
+    pivot = _dot(s, q) / square
+    small = pivot.detach().abs() < LEAST_PIVOT
+    goal = torch.copysign(torch.full_like(pivot, LEAST_PIVOT), pivot.detach())
+    # The inner `where` keeps 0 * inf out of the gradient at pivot = 1.
+    theta = torch.where(small, (1 - goal) / torch.where(small, 1 - pivot, 1.0), 1.0)
+    # s - q_theta = theta (s - q) and s . q_theta = |s|^2 (1 - theta + theta pivot).
+    weight = theta / (square * (1 - theta + theta * pivot))
+    return torch.where(moved, weight, 0.0) * (s - q)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of each sample, (B, 1)."""
+    return (a * b).sum(1, keepdim=True)

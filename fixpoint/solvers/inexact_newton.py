@@ -1,0 +1,103 @@
+"""The inexact Newton method of the ERNN paper, with a learned step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers.checks import at_least
+
+
+class InexactNewton(IterativeSolver):
+    """z <- z + eta^(k) (phi(z) - z) with a step eta of its own for each update, learned.
+
+    Newton's step s solves f'(z) s = -f(z), f(z) = phi(z) - z; here s = eta f(z), which leaves
+    the error r = [I + eta f'(z)] f(z). Where ||I + eta f'(z)|| < 1 it converges linearly.
+    eta has no sign constraint: a negative one breaks that condition wherever f' is negative.
+
+    With `rtol = atol = 0`, the default, exactly `max_iter` updates are made. Few small steps
+    (K = 1 or 2, eta near 0.01) do not reach an equilibrium: the state then integrates over time
+    like a leaky RNN. Choose another solver where the equilibrium itself is wanted.
+
+    Args:
+        max_iter: number of updates K.
+        timesteps: T for steps eta of their own at each time index t, None to share them over
+            time. A solve then has to say its `t`.
+        eta: initial value.
+        learn: make eta a parameter; else it is a buffer. A learned eta needs `Unrolled`: at an
+            exact equilibrium z does not depend on eta.
+        rtol, atol, keep_best, record, check_every: see `IterativeSolver`.
+
+    Attributes:
+        eta: (K,), or (T, K) with `timesteps`.
+
+    Raises:
+        ValueError: at a solve, t is missing or not in 0..T-1.
+
+    Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network,
+        Eq. z and Theorem 1.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import InexactNewton, solve
+        >>> solver = InexactNewton(max_iter=2, eta=0.5, learn=False)
+        >>> solve(lambda z: 0 * z + 1, torch.zeros(1, 1), solver).z
+        tensor([[0.7500]])
+    """
+
+    eta: Tensor
+
+    def __init__(
+        self,
+        max_iter: int = 1,
+        *,
+        timesteps: int | None = None,
+        eta: float = 0.01,
+        learn: bool = True,
+        rtol: float = 0.0,
+        atol: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(max_iter=max_iter, rtol=rtol, atol=atol, **options)
+        self.timesteps = timesteps if timesteps is None else at_least(1, timesteps=timesteps)
+        shape = (max_iter,) if timesteps is None else (timesteps, max_iter)
+        value = torch.full(shape, float(eta))
+        if learn:
+            self.eta = nn.Parameter(value)
+        else:
+            self.register_buffer("eta", value)
+
+    @property
+    def learn(self) -> bool:
+        """Whether eta is a parameter."""
+        return isinstance(self.eta, nn.Parameter)
+
+    def init(self, z: Tensor, t: int | None) -> Tensor:
+        """The steps at time t in the precision of z, (K,)."""
+        return self._steps(t).to(z.dtype)
+
+    def update(self, k: int, z: Tensor, fz: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.lerp(z, fz, state[k]), state
+
+    def _steps(self, t: int | None) -> Tensor:
+        if self.timesteps is None:
+            return self.eta
+        if t is None:
+            raise ValueError(
+                f"eta has {self.timesteps} rows (timesteps={self.timesteps}), so the solve needs "
+                "its time index: pass t, or build InexactNewton with timesteps=None to share eta "
+                "over time"
+            )
+        if not 0 <= t < self.timesteps:
+            raise ValueError(
+                f"eta has {self.timesteps} rows (timesteps={self.timesteps}) but t={t} was asked "
+                "for; build InexactNewton with a larger timesteps, or timesteps=None to share eta "
+                "over time"
+            )
+        return self.eta[t]
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, timesteps={self.timesteps}, learn={self.learn}"
