@@ -1,0 +1,74 @@
+"""Where data files lie, and how they are read."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+Schema = Mapping[str, tuple[str, tuple[int, ...]]]  # array name -> dtype, shape
+
+_REPLACE = "replace it by a fresh copy"
+
+
+def folder() -> Path:
+    """Folder of the data files: FIXPOINT_DATA if it is set and not empty, else the user's cache."""
+    given = os.environ.get("FIXPOINT_DATA")
+    if given:
+        return Path(given).expanduser()
+    import pooch  # not at the top: it loads requests
+
+    return Path(pooch.os_cache("fixpoint"))
+
+
+def find(file_name: str, remedy: str) -> Path:
+    """Path of a data file.
+
+    Args:
+        file_name: its name inside `folder()`.
+        remedy: how to get it, with the address: "make it from https://...".
+
+    Raises:
+        FileNotFoundError: it is not there; the message says where it was expected and the remedy.
+    """
+    path = folder() / file_name
+    if path.is_file():
+        return path
+    given = os.environ.get("FIXPOINT_DATA")
+    raise FileNotFoundError(
+        f"{file_name} was expected in {path.parent} "
+        f"(FIXPOINT_DATA {f'is {given}' if given else 'is not set'}); "
+        f"{remedy}, or set FIXPOINT_DATA to a folder that has {file_name}"
+    )
+
+
+def read_npz(path: Path, schema: Schema) -> dict[str, np.ndarray]:
+    """Arrays of an .npz file, each with the dtype and shape of `schema`; others are not read.
+
+    Raises:
+        ValueError: the file is truncated or corrupt, or an array is missing or differs.
+    """
+    try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise zipfile.BadZipFile("no .npz file, or its end is missing")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {key: archive[key] for key in schema if key in archive}
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        raise ValueError(f"{path} is truncated or corrupt ({error}); {_REPLACE}") from error
+    missing = [key for key in schema if key not in arrays]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; {_REPLACE}")
+    for key, (dtype, shape) in schema.items():
+        array = arrays[key]
+        if array.dtype != dtype or array.shape != shape:
+            raise ValueError(
+                f"{path}: {key} must be {dtype} {shape}, "
+                f"got {array.dtype} {array.shape}; {_REPLACE}"
+            )
+    return arrays
