@@ -66,7 +66,8 @@ class Cell(nn.Module):
         """`at(t, h_prev)` giving phi of h, (B, n), for a sequence x, (T, B, d).
 
         What does not depend on h is computed once: the inputs of all time steps in one product,
-        V h_prev once a step.
+        V h_prev once a step. Time is split by `unbind`: indexing would make each step's backward
+        fill a gradient of the whole sequence.
         """
         raise NotImplementedError
 
@@ -117,7 +118,8 @@ class JordanCell(Cell):
             self.U2 = _weight(rank, hidden_size)
 
     def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
-        A, u = self.recurrence(x)
+        A, drive = self.recurrence(x)
+        u = drive.unbind(0)
         act = ACTIVATIONS[self.nonlinearity]
         return lambda t, h_prev: lambda h: act(torch.addmm(u[t], h, A.mT))
 
@@ -159,7 +161,7 @@ class SelfFeedbackCell(Cell):
             _bound_norm(self, "U", positive(bound=bound))
 
     def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
-        drive, U, V = self.drive(x), self.U, self.V
+        drive, U, V = self.drive(x).unbind(0), self.U, self.V
         act = ACTIVATIONS[self.nonlinearity]
 
         def at(t: int, h_prev: Tensor) -> Phi:
@@ -182,7 +184,7 @@ class IdentityFeedbackCell(Cell):
     """
 
     def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
-        drive, V = self.drive(x), self.V
+        drive, V = self.drive(x).unbind(0), self.V
         act = ACTIVATIONS[self.nonlinearity]
 
         def at(t: int, h_prev: Tensor) -> Phi:
@@ -223,7 +225,7 @@ class LinearCell(Cell):
             _bound_norm(self, "U", positive(bound=bound))
 
     def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
-        drive, U, V = self.drive(x), self.U, self.V
+        drive, U, V = self.drive(x).unbind(0), self.U, self.V
         if self.inverse is None:
 
             def at(t: int, h_prev: Tensor) -> Phi:

@@ -77,12 +77,13 @@ class InexactNewton(IterativeSolver):
 
     def init(self, z: Tensor, t: int | None) -> Tensor:
         """The steps at time t in the precision of z, (K,)."""
-        return self._steps(t).to(z.dtype)
+        return self.steps(t).to(z.dtype)
 
     def update(self, k: int, z: Tensor, fz: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return torch.lerp(z, fz, state[k]), state
 
-    def _steps(self, t: int | None) -> Tensor:
+    def steps(self, t: int | None = None) -> Tensor:
+        """eta of the K updates at time t, (K,)."""
         if self.timesteps is None:
             return self.eta
         if t is None:

@@ -1,0 +1,96 @@
+"""How well the hidden states of an ERNN are equilibrated, over the time steps of a sequence."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fixpoint.analysis.contraction import contraction, feasible_eta
+from fixpoint.models import ERNN, Cell
+from fixpoint.solvers import InexactNewton, Picard
+
+
+class ContractionProfile(NamedTuple):
+    """The convergence condition at S time steps, K updates and B windows.
+
+    t: time indices, (S,).
+    eta: the step of each update, (S, K).
+    norm: ||I + eta f'(z)||_2 at the state z from which the update starts, (S, K, B).
+    lower, upper: the feasible interval of eta there, (S, K, B); NaN where it is empty.
+    """
+
+    t: Tensor
+    eta: Tensor
+    norm: Tensor
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def share_holding(self) -> float:
+        """Share of the (t, k, window) at which the condition holds."""
+        return (self.norm < 1).double().mean().item()
+
+
+@torch.no_grad()
+def contraction_profile(layer: ERNN, x: Tensor, *, points: int = 16) -> ContractionProfile:
+    """The convergence condition along a sequence, at `points` time steps spread evenly.
+
+    For `InexactNewton` (and a Picard iteration with a fixed number of steps) each of the K
+    updates is looked at from the state that it starts from, with its own eta. For a solver that
+    runs to a tolerance the state is the solution h_t and eta = 1, the condition of plain
+    iteration.
+
+    Args:
+        layer: an `ERNN`.
+        x: windows in the layer's layout, (T, B, d) or (B, T, d).
+    """
+    time_first = x.transpose(0, 1) if layer.batch_first else x
+    T = len(time_first)
+    output = layer.trajectory(x).output
+    output = output.transpose(0, 1) if layer.batch_first else output
+    at = layer.cell.maps(time_first)
+    times = torch.linspace(0, T - 1, min(points, T)).round().long()
+    rows = []
+    for t in times.tolist():
+        past = output[t - 1] if t else torch.zeros_like(output[0])
+        phi = at(t, past)
+        steps, z = _steps(layer, t), past
+        if layer.fixed_point.solver.has_tolerance:
+            steps, z = torch.ones(1), output[t]
+        row = []
+        for eta in steps:
+            interval = feasible_eta(phi, z)
+            row.append((eta, contraction(phi, z, eta), interval.lower, interval.upper))
+            z = torch.lerp(z, phi(z), eta.to(z.dtype))
+        rows.append([torch.stack(parts) for parts in zip(*row, strict=True)])
+    eta, norm, lower, upper = (torch.stack(parts) for parts in zip(*rows, strict=True))
+    return ContractionProfile(times, eta, norm, lower, upper)
+
+
+def _steps(layer: ERNN, t: int) -> Tensor:
+    """eta of each update at time t, (K,)."""
+    solver = layer.fixed_point.solver
+    if isinstance(solver, InexactNewton):
+        return solver.steps(t).detach()
+    beta = solver.beta if isinstance(solver, Picard) else 1.0
+    return torch.full((max(solver.max_iter, 1),), beta)
+
+
+@torch.no_grad()
+def equilibrium_gap(cell: Cell, x: Tensor, output: Tensor) -> Tensor:
+    """How far each state is from its equilibrium: rms(phi(h_t) - h_t) / rms(phi(h_t)), (T, B).
+
+    Near 0 the state is equilibrated; near 1 it is not: the layer integrates its input over time.
+
+    Args:
+        cell: the cell that made `output`, started at h_0 = 0.
+        x: (T, B, d).
+        output: h_1 .. h_T, (T, B, n).
+    """
+    at = cell.maps(x)
+    past = torch.cat([torch.zeros_like(output[:1]), output[:-1]])
+    target = torch.stack([at(t, past[t])(output[t]) for t in range(len(x))])
+    tiny = torch.finfo(output.dtype).tiny
+    return (target - output).norm(dim=2) / target.norm(dim=2).clamp_min(tiny)
