@@ -72,10 +72,12 @@ def feasible_eta(phi: MatrixMap, z: Tensor) -> FeasibleEta:
     F = _residual_jacobian(phi, z)
     S = -(F + F.mT)
     spectrum = torch.linalg.eigvalsh(S)
-    sign = torch.where(spectrum[:, 0] > 0, 1.0, -1.0) * ((spectrum[:, 0] > 0) | (spectrum[:, -1] < 0))
+    # 1 where S > 0, -1 where S < 0, 0 where it is indefinite.
+    sign = (spectrum[:, 0] > 0).to(S.dtype) - (spectrum[:, -1] < 0).to(S.dtype)
     feasible = sign != 0
+    definite = sign[:, None, None] * S
     one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
-    L = torch.linalg.cholesky_ex(torch.where(feasible[:, None, None], sign[:, None, None] * S, one))[0]
+    L, _ = torch.linalg.cholesky_ex(torch.where(feasible[:, None, None], definite, one))
     # |S| = L L^T, so 1 / m is the largest eigenvalue of (F L^-T)^T (F L^-T).
     X = torch.linalg.solve_triangular(L, F.mT, upper=False)
     m = 1 / torch.linalg.matrix_norm(X, 2) ** 2

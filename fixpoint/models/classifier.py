@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 
@@ -16,7 +18,7 @@ class LastStateClassifier(nn.Module):
 
     def __init__(self, layer: nn.Module, hidden_size: int, classes: int) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer: Any = layer
         self.head = nn.Linear(hidden_size, classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class IterativeSolver(nn.Module):
         super().__init__()
         for name in unknown:
             raise TypeError(
-                unknown_name(f"{type(self).__name__} option", name, options(type(self)))
+                unknown_name(f"{type(self).__name__} option", name, option_names(type(self)))
             )
         self.max_iter = at_least(0, max_iter=max_iter)
         self.rtol = non_negative(rtol=rtol)

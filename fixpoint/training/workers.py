@@ -1,0 +1,73 @@
+"""Runs in processes of their own: one thread each, measured apart, a crash costs one run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from fixpoint.data import Dataset, drop_nonfinite, load_dataset, normalise
+from fixpoint.training.fit import Epoch
+from fixpoint.training.run import Run, execute
+
+Outcome = Epoch | dict[str, Any] | str
+"""What comes of a run: epochs, at last its record, or the text of its error."""
+
+
+def prepared(run: Run) -> tuple[Dataset, int]:
+    """The normalised data of a run, and how many non-finite training windows were left out."""
+    data, dropped = drop_nonfinite(load_dataset(run.dataset))
+    return normalise(data, run.normalise), dropped  # type: ignore[arg-type]
+
+
+def run_all(runs: list[Run], jobs: int) -> Iterator[tuple[Run, Outcome]]:
+    """Execute the runs, at most `jobs` at a time, and yield what happens as it happens.
+
+    On leaving early, by an exception or `close`, the running processes are ended.
+    """
+    context = multiprocessing.get_context("spawn")
+    waiting = list(reversed(runs))
+    running: dict[Connection, tuple[Run, Any]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                run = waiting.pop()
+                here, there = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(run, there), daemon=True)
+                process.start()
+                there.close()
+                running[here] = (run, process)
+            ready = wait(list(running))
+            for connection in [c for c in running if c in ready]:
+                run, process = running[connection]
+                try:
+                    event: Outcome = connection.recv()
+                except EOFError:
+                    process.join()
+                    event = f"its process ended with exit status {process.exitcode}"
+                yield run, event
+                if not isinstance(event, Epoch):
+                    process.join()
+                    del running[connection]
+    finally:
+        for _, process in running.values():
+            process.terminate()
+
+
+def _work(run: Run, events: Connection) -> None:
+    # A closed pipe means that the parent is gone: sending then ends this process too.
+    torch.set_num_threads(1)
+    try:
+        events.send(execute(run, prepared(run)[0], events.send))
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:
+        os._exit(1)
+    except Exception as error:
+        traceback.print_exc()
+        events.send(f"{type(error).__name__}: {error}")
