@@ -27,7 +27,7 @@ class Broyden(IterativeSolver):
 
     H = (I + u_m s_m^T) ... (I + u_1 s_1^T)(-I), with s the last step and
     u = (s - q) / (s . q), q = H y, y the change of g. Where |s . q| < 0.1 |s|^2 the update is
-    damped towards H, so that H stays regular. After `memory` factors it restarts from -I.
+    damped towards H, so that H stays regular; steps are cut to |g| / sqrt(eps). After `memory` factors it restarts from -I.
 
     Superlinear near a solution, also where phi is no contraction. It stores 2 * memory + 3
     states, however large `max_iter` is.
@@ -62,7 +62,7 @@ class Broyden(IterativeSolver):
         s = z - state.z
         p = _apply(state.factors, -g)
         u = _factor(s, p + state.direction)
-        direction = -(p + u * _dot(s, p))
+        direction = _limit(-(p + u * _dot(s, p)), g)
         return z + direction, BroydenState(z, direction, (*state.factors, (u, s)))
 
     def extra_repr(self) -> str:
@@ -89,6 +89,18 @@ def _factor(s: Tensor, q: Tensor) -> Tensor:
     # s - q_theta = theta (s - q) and s . q_theta = |s|^2 (1 - theta + theta pivot).
     weight = theta / (square * (1 - theta + theta * pivot))
     return torch.where(moved, weight, 0.0) * (s - q)
+
+
+def _limit(direction: Tensor, g: Tensor) -> Tensor:
+    """The direction, cut to |g| / sqrt(eps).
+
+    Where phi has no fixed point, z + 1 say, secant steps would grow until phi(z) - z is lost in
+    the rounding of z and looks like a solution.
+    """
+    with torch.no_grad():
+        most = _dot(g, g) / torch.finfo(g.dtype).eps
+        cut = (most / _dot(direction, direction)).sqrt().clamp(max=1.0).nan_to_num(nan=1.0)
+    return direction * cut
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -1,0 +1,292 @@
+"""What every registered solver promises."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from problems import PROBLEMS, PROBLEMS_BY_NAME, SINGULAR
+
+from fixpoint import ConvergenceError, Result, solve
+
+CONTRACTIONS = [p for p in PROBLEMS if p.kind == "contraction"]
+BUDGET = 4000  # plain iteration at contraction 0.99 needs some 2800 updates to 1e-12
+
+
+def rms(x):
+    return x.square().mean(1).sqrt()
+
+
+def error_bound(problem, residual):
+    """How far from the root a state of that residual can be: ||(I - J)^-1|| |r|, doubled.
+
+    phi itself is rounded, so |r| counts as at least eps |root|.
+    """
+    root = problem.root[0]
+    J = torch.autograd.functional.jacobian(lambda z: problem.phi(z[None])[0], root)
+    inverse = torch.linalg.inv(torch.eye(len(J), dtype=J.dtype) - J)
+    rounding = torch.finfo(root.dtype).eps * root.norm()
+    return 2 * torch.linalg.matrix_norm(inverse, 2) * residual.clamp_min(rounding)
+
+
+@pytest.mark.parametrize("problem", CONTRACTIONS, ids=lambda p: p.name)
+def test_a_contraction_is_solved_to_1e_12(build, problem):
+    solution = solve(problem.phi, problem.z0, build(max_iter=BUDGET, rtol=1e-12, atol=1e-12))
+    assert solution.converged.all(), solution.result
+    residual = problem.phi(solution.z) - solution.z
+    assert torch.allclose(
+        solution.residual, rms(residual) / (1e-12 + 1e-12 * rms(problem.phi(solution.z)))
+    )
+    if problem.root is not None and problem.name not in SINGULAR:
+        distance = (solution.z - problem.root).norm(dim=1)
+        assert (distance <= error_bound(problem, residual.norm(dim=1))).all()
+
+
+@pytest.mark.parametrize("problem", CONTRACTIONS, ids=lambda p: p.name)
+def test_float32_reaches_1e_5_and_stays_float32(build, problem):
+    z0 = problem.z0.float()
+    solution = solve(problem.phi, z0, build(max_iter=BUDGET, rtol=1e-5, atol=1e-5))
+    assert solution.z.dtype == torch.float32
+    assert solution.converged.all(), solution.result
+
+
+@pytest.mark.parametrize(
+    "name", ["cosine", "kepler", "tanh_layer_0.9", "affine_skewed_rho_0.5", "scipy_f3"]
+)
+def test_agrees_with_scipy(build, name):
+    problem = PROBLEMS_BY_NAME[name]
+    solution = solve(problem.phi, problem.z0, build(max_iter=BUDGET, rtol=1e-12, atol=1e-12))
+    for row, start in enumerate(problem.z0):
+        # Rows may differ in the map, so SciPy moves one row and keeps the others.
+        def g(z, row=row):
+            batch = problem.z0.clone()
+            batch[row] = torch.from_numpy(z)
+            return (problem.phi(batch) - batch)[row].numpy()
+
+        answer = scipy.optimize.root(g, start.numpy(), tol=1e-13).x
+        assert np.abs(answer - solution.z[row].numpy()).max() < 1e-9
+
+
+@pytest.mark.parametrize("name", ["translation", "exponential", "parabola", "chebyquad_8"])
+def test_where_no_fixed_point_exists_none_is_claimed(build, name):
+    problem = PROBLEMS_BY_NAME[name]
+    solution = solve(problem.phi, problem.z0, build(max_iter=60, rtol=0.0, atol=1e-8))
+    assert not solution.converged.any()
+    assert solution.z.isfinite().all()
+    with pytest.raises(ConvergenceError, match=f"{len(problem.z0)} of {len(problem.z0)} samples"):
+        solution.check()
+
+
+def test_a_batch_gives_the_answers_of_its_rows(build, tanh_layer):
+    phi, z0 = tanh_layer
+    solver = build(rtol=1e-9, atol=0.0, max_iter=200)
+    batch = solve(phi, z0, solver)
+    assert len(set(batch.iterations.tolist())) > 1
+    for row in range(len(z0)):
+        alone = solve(lambda z, row=row: phi(z.expand(6, 5))[row : row + 1], z0[:1], solver)
+        assert alone.iterations.item() == batch.iterations[row].item()
+        assert torch.allclose(alone.z[0], batch.z[row], rtol=1e-13, atol=1e-13)
+
+
+def test_permuting_the_rows_permutes_the_answer(build):
+    scale = torch.tensor([[0.1], [0.9], [-0.6], [0.5]], dtype=torch.float64)
+    z0 = torch.arange(8, dtype=torch.float64).reshape(4, 2)
+    order = torch.tensor([2, 0, 3, 1])
+    solver = build(rtol=1e-8, max_iter=500)
+    straight = solve(lambda z: scale * torch.sin(z) + 1, z0, solver)
+    permuted = solve(lambda z: scale[order] * torch.sin(z) + 1, z0[order], solver)
+    assert torch.equal(permuted.z, straight.z[order])
+    assert torch.equal(permuted.iterations, straight.iterations[order])
+
+
+@pytest.mark.parametrize("max_iter", [0, 1, 2, 7])
+def test_the_budget_is_kept_and_counted(build, tanh_layer, count_calls, max_iter):
+    phi, z0 = tanh_layer
+    phi = count_calls(phi)
+    solution = solve(phi, z0, build(max_iter=max_iter, rtol=1e-14, atol=0.0))
+    assert (solution.iterations == max_iter).all()
+    assert solution.evaluations == phi.calls == max_iter + 1
+    assert (solution.result == Result.MAX_ITER).all()
+    assert torch.allclose(
+        solution.residual, rms(phi(solution.z) - solution.z) / rms(phi(solution.z)) / 1e-14
+    )
+
+
+@pytest.mark.parametrize("max_iter", [0, 1, 2])
+def test_without_tolerance_exactly_that_many_updates_are_made(
+    build, tanh_layer, count_calls, max_iter
+):
+    phi, z0 = tanh_layer
+    phi = count_calls(phi)
+    solution = solve(phi, z0, build(max_iter=max_iter, rtol=0.0, atol=0.0))
+    assert phi.calls == solution.evaluations == max_iter
+    assert solution.residual is None
+    assert (solution.result == Result.FIXED_STEPS).all()
+    assert solution.check() is solution
+    if max_iter == 0:
+        assert torch.equal(solution.z, z0)
+
+
+def test_converging_at_the_last_allowed_update_counts(build, tanh_layer):
+    phi, z0 = tanh_layer
+    needed = int(solve(phi, z0, build(rtol=1e-8, max_iter=300)).iterations.max())
+    assert solve(phi, z0, build(rtol=1e-8, max_iter=needed)).converged.all()
+    assert not solve(phi, z0, build(rtol=1e-8, max_iter=needed - 1)).converged.all()
+
+
+def test_a_start_that_is_solved_stays(build):
+    solution = solve(lambda z: z.clone(), torch.zeros(3, 2), build(rtol=1e-6, atol=0.0))
+    assert solution.converged.all()
+    assert (solution.iterations == 0).all()
+    assert solution.evaluations == 1
+    assert (solution.residual == 0).all()
+
+
+def test_a_nan_row_is_frozen_and_the_others_converge_as_alone(build):
+    shift = torch.tensor([[1.0], [math.nan], [2.0]], dtype=torch.float64)
+    z0 = torch.zeros(3, 1, dtype=torch.float64)
+    solver = build(rtol=1e-10, max_iter=300)
+    solution = solve(lambda z: 0.5 * torch.sin(z) + shift, z0, solver)
+    assert solution.result.tolist() == [0, Result.NONFINITE, 0]
+    assert solution.z[1].item() == 0
+    assert solution.residual[1].item() == math.inf
+    good = solve(lambda z: 0.5 * torch.sin(z) + shift[::2], z0[::2], solver)
+    assert torch.equal(good.z, solution.z[::2])
+    assert torch.equal(good.iterations, solution.iterations[::2])
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_non_finite_start_stops_at_once(build, value):
+    solution = solve(torch.cos, torch.full((2, 3), value), build())
+    assert (solution.result == Result.NONFINITE).all()
+    assert solution.evaluations == 1
+
+
+def test_a_map_that_turns_nan_gives_the_best_finite_state(build):
+    calls = 0
+
+    def phi(z):
+        nonlocal calls
+        calls += 1
+        return 0.9 * torch.sin(z) + 1 if calls <= 3 else torch.full_like(z, math.nan)
+
+    solution = solve(phi, torch.zeros(1, 1), build(rtol=1e-9, atol=0.0))
+    assert solution.result.item() == Result.NONFINITE
+    assert solution.z.isfinite().all()
+    assert solution.residual.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (5, 1), (1, 7)])
+def test_any_shape(build, shape):
+    solution = solve(lambda z: 0.5 * z + 1, torch.zeros(shape), build(max_iter=100))
+    assert torch.allclose(solution.z, torch.full(shape, 2.0), atol=1e-4)
+    assert solution.converged.all()
+
+
+def test_a_non_contiguous_start(build):
+    z0 = torch.zeros(4, 6, dtype=torch.float64).T[::2]
+    assert not z0.is_contiguous()
+    solution = solve(torch.cos, z0, build(max_iter=200))
+    assert torch.allclose(solution.z, torch.full_like(z0, 0.7390851332151607), atol=1e-4)
+
+
+def test_check_every_changes_the_synchronisations_only(build, tanh_layer, sync_count):
+    phi, z0 = tanh_layer
+    every = solve(phi, z0, build(rtol=1e-9, max_iter=200))
+    updates = int(every.iterations.max())
+    for n in (1, 4):
+        sync_count.count = 0
+        with sync_count:
+            rare = solve(phi, z0, build(rtol=1e-9, max_iter=200, check_every=n))
+        assert torch.equal(rare.z, every.z)
+        assert torch.equal(rare.iterations, every.iterations)
+        assert torch.equal(rare.residual, every.residual)
+        # One look at the start, then one for each n updates begun.
+        assert sync_count.count == 1 + math.ceil(updates / n)
+
+
+@pytest.mark.parametrize("record", [None, "residual", "iterates"])
+def test_a_fixed_number_of_steps_never_waits_for_the_device(build, tanh_layer, sync_count, record):
+    phi, z0 = tanh_layer
+    solver = build(max_iter=6, rtol=0.0, atol=0.0, record=record, check_every=7)
+    with sync_count:
+        solve(phi, z0, solver)
+    # With a record the residual is measured and looked at once, at the start.
+    assert sync_count.count == (0 if record is None else 1)
+
+
+def test_the_trace_holds_the_course_of_each_sample(build, tanh_layer):
+    phi, z0 = tanh_layer
+    solution = solve(phi, z0, build(rtol=1e-7, atol=0.0, max_iter=100, record="iterates"))
+    updates = int(solution.iterations.max())
+    residual, iterates = solution.trace
+    assert residual.shape == (updates + 1, 6)
+    assert iterates.shape == (updates + 1, 6, 5)
+    for k, z in enumerate(iterates):
+        expected = rms(phi(z) - z) / (1e-7 * rms(phi(z)))
+        assert torch.allclose(residual[k], expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(iterates[-1], solution.z)
+    stop = solution.iterations[0]
+    assert (residual[stop:, 0] == residual[stop, 0]).all()
+
+
+def test_recording_without_tolerance_makes_exactly_max_iter_updates(build):
+    solver = build(max_iter=3, rtol=0.0, atol=0.0, record="residual")
+    solution = solve(lambda z: 0.5 * z + 1, torch.full((2, 1), 2.0), solver)
+    assert (solution.result == Result.FIXED_STEPS).all()
+    assert (solution.iterations == 3).all()
+    assert solution.trace.residual.shape == (4, 2)
+    assert (solution.residual == 0).all()
+
+
+def test_scale_does_not_matter(build, tanh_layer):
+    phi, z0 = tanh_layer
+    solver = build(rtol=1e-8, atol=0.0, max_iter=300)
+    counts = {
+        solve(lambda z, s=s: s * phi(z / s), s * z0, solver).evaluations
+        for s in (1.0, 2.0**-7, 2.0**-14, 2.0**40)
+    }
+    assert len(counts) == 1
+
+
+def test_states_are_trees(build):
+    z0 = {"a": torch.zeros(2, 3), "b": [torch.zeros(2), (torch.zeros(2, 2, 2),)]}
+
+    def phi(z):
+        a, (b, (c,)) = z["a"], z["b"]
+        return {"a": 0.5 * a + b[:, None], "b": [0.2 * b + 1, (c / 4 + a.sum(1)[:, None, None],)]}
+
+    solution = solve(phi, z0, build(rtol=1e-7, atol=1e-7, max_iter=200))
+    assert solution.converged.all()
+    assert torch.allclose(solution.z["b"][0], torch.full((2,), 1.25), atol=1e-4)
+    assert torch.allclose(solution.z["a"], torch.full((2, 3), 2.5), atol=1e-4)
+    assert torch.allclose(solution.z["b"][1][0], torch.full((2, 2, 2), 10.0), atol=1e-4)
+
+
+def test_unbatched_states(build):
+    solution = solve(torch.cos, torch.tensor(0.0, dtype=torch.float64), build(), batched=False)
+    assert solution.z.shape == ()
+    assert solution.result.shape == (1,)
+    assert abs(solution.z.item() - 0.7390851332151607) < 1e-4
+
+
+def test_an_unknown_option_is_an_error_that_lists_the_known(build):
+    with pytest.raises(TypeError, match=r"max_itr.*expected one of.*rtol.*did you mean 'max_iter'"):
+        build(max_itr=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"max_iter": -1}, ValueError, "max_iter must be at least 0; got -1"),
+        ({"max_iter": 2.5}, TypeError, "max_iter must be an integer; got 2.5"),
+        ({"rtol": -1e-3}, ValueError, "rtol must be a finite number >= 0"),
+        ({"atol": math.nan}, ValueError, "atol must be a finite number >= 0"),
+        ({"check_every": 0}, ValueError, "check_every must be at least 1"),
+        ({"record": "all"}, ValueError, "record must be None"),
+    ],
+)
+def test_wrong_values_are_refused_when_built(build, options, error, text):
+    with pytest.raises(error, match=text):
+        build(**options)

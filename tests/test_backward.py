@@ -1,0 +1,312 @@
+"""Gradients of solves: against finite differences, closed forms and each other."""
+
+import copy
+import gc
+import math
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from fixpoint import (
+    Anderson,
+    Broyden,
+    FixedPoint,
+    Implicit,
+    InexactNewton,
+    Phantom,
+    Picard,
+    Result,
+    Unrolled,
+    make_solver,
+)
+
+TIGHT = {"rtol": 1e-13, "atol": 1e-13, "max_iter": 300}
+TOLERANCE_SOLVERS = ["picard", "anderson", "broyden"]
+
+
+def problem(seed=0, B=3, D=4):
+    """U with ||U||_2 = 0.6, V, x_1 .. x_3 and h_0, all asking for gradients, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    U, V = torch.randn(2, D, D, generator=generator, dtype=torch.float64)
+    U = 0.6 * U / torch.linalg.matrix_norm(U, 2)
+    x = torch.randn(3, B, D, generator=generator, dtype=torch.float64)
+    h0 = torch.randn(B, D, generator=generator, dtype=torch.float64)
+    return [part.clone().requires_grad_() for part in (U, 0.5 * V, x, h0)]
+
+
+def recurrent(layer):
+    """Three time steps of h = tanh(U h + V h_prev + x_t), each started at h_prev."""
+
+    def run(U, V, x, h):
+        states = []
+        for t, x_t in enumerate(x):
+            past = h @ V.T + x_t
+            h = layer(lambda z, past=past: torch.tanh(z @ U.T + past), h, t=t).z
+            states.append(h)
+        return torch.stack(states)
+
+    return run
+
+
+@pytest.mark.parametrize("name", TOLERANCE_SOLVERS)
+@pytest.mark.parametrize("backward", [Unrolled, Implicit])
+def test_gradcheck_through_time(name, backward):
+    layer = FixedPoint(make_solver(name, **TIGHT), backward())
+    assert gradcheck(recurrent(layer), problem(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", TOLERANCE_SOLVERS)
+@pytest.mark.parametrize("max_iter", [1, 3, 8])
+def test_gradcheck_of_a_fixed_number_of_steps(name, max_iter):
+    # Exact for what was computed, far from any equilibrium.
+    layer = FixedPoint(make_solver(name, max_iter=max_iter, rtol=0.0, atol=0.0), Unrolled())
+    assert gradcheck(recurrent(layer), problem())
+
+
+@pytest.mark.parametrize("timesteps", [None, 3])
+def test_gradcheck_of_learned_steps(timesteps):
+    layer = FixedPoint(InexactNewton(max_iter=2, timesteps=timesteps, eta=0.3), Unrolled()).double()
+
+    def run(eta, *inputs):
+        return torch.func.functional_call(
+            Recurrent(layer), {"layer.solver.eta": eta}, tuple(inputs)
+        )
+
+    eta = layer.solver.eta.detach().clone().requires_grad_()
+    assert gradcheck(run, (eta, *problem()))
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs):
+        return recurrent(self.layer)(*inputs)
+
+
+def gradients(layer, seed=0, weight=1.0):
+    inputs = problem(seed)
+    out = recurrent(layer)(*inputs)
+    (weight * (out * torch.cos(torch.arange(out.numel()).reshape(out.shape))).sum()).backward()
+    return [part.grad for part in inputs]
+
+
+@pytest.mark.parametrize("name", [*TOLERANCE_SOLVERS, "inexact-newton"])
+def test_implicit_equals_long_unrolling(name):
+    own = {"eta": 1.0, "learn": False} if name == "inexact-newton" else {}
+    exact = gradients(FixedPoint(make_solver(name, **TIGHT, **own), Implicit()))
+    long = gradients(FixedPoint(Picard(max_iter=150, rtol=0.0, atol=0.0), Unrolled()))
+    for a, b in zip(exact, long, strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-10)
+
+
+def test_closed_form_of_an_affine_map():
+    # z* = (I - A)^-1 x: dL/dx = (I - A)^-T g, dL/dA = (I - A)^-T g z*^T.
+    A = 0.4 * torch.tensor([[0.0, 1.0], [-1.0, 0.5]], dtype=torch.float64).requires_grad_()
+    A.retain_grad()
+    x = torch.tensor([[1.0, -2.0]], dtype=torch.float64, requires_grad=True)
+    g = torch.tensor([[0.3, 0.7]], dtype=torch.float64)
+    layer = FixedPoint(Anderson(**TIGHT), Implicit())
+    z = layer(lambda z: z @ A.T + x, torch.zeros_like(x)).z
+    z.backward(g)
+    inverse = torch.linalg.inv(torch.eye(2, dtype=torch.float64) - A.detach())
+    assert torch.allclose(z.detach(), x.detach() @ inverse.T, rtol=1e-11)
+    assert torch.allclose(x.grad, g @ inverse, rtol=1e-11)
+    assert torch.allclose(A.grad, (g @ inverse).T @ z.detach(), rtol=1e-11)
+
+
+def test_the_cubic_of_the_literature():
+    a = torch.tensor([[2.0]], dtype=torch.float64, requires_grad=True)
+    layer = FixedPoint(Broyden(**TIGHT), Implicit())
+    x = layer(lambda x: x - (a * x**3 - x - 2) / 7, torch.ones(1, 1, dtype=torch.float64)).z
+    x.backward()
+    assert x.item() == pytest.approx(1.165373, abs=1e-6)
+    assert a.grad.item() == pytest.approx(-0.221399, abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-8, 1e-12, 1e-30, 1e30])
+def test_the_adjoint_tolerance_is_relative_to_the_cotangent(scale):
+    layer = FixedPoint(Anderson(rtol=1e-4, atol=1e-4), Implicit(Anderson(rtol=1e-4)))
+    for one, scaled in zip(gradients(layer), gradients(layer, weight=scale), strict=True):
+        assert torch.allclose(scaled, scale * one, rtol=1e-12, atol=0)
+
+
+def test_scaled_float32_cotangents_give_scaled_gradients():
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    layer = FixedPoint(Anderson(), Implicit())
+
+    def gradient(weight):
+        z = layer(lambda z: 0.5 * torch.tanh(z) + x, torch.zeros(4, 3)).z
+        return torch.autograd.grad(weight * z.square().sum(), x)[0]
+
+    for weight in (1e-6, 1e-12, 1e-25):
+        assert torch.allclose(gradient(weight) / weight, gradient(1.0), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("backward", [Unrolled, Implicit])
+@pytest.mark.parametrize("name", TOLERANCE_SOLVERS)
+def test_a_row_without_fixed_point_does_not_poison_the_others(name, backward):
+    w = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    slope = torch.full((10, 1), 0.5, dtype=torch.float64)
+    slope[9] = 1.0
+    layer = FixedPoint(make_solver(name, rtol=0.0, atol=1e-10), backward())
+    solution = layer(lambda z: slope * z + w, torch.zeros(10, 1, dtype=torch.float64))
+    assert solution.converged.tolist() == [True] * 9 + [False]
+    (good,) = torch.autograd.grad(solution.z[:9].sum(), w, retain_graph=True)
+    assert good.item() == pytest.approx(18.0, rel=1e-8)
+    (bad,) = torch.autograd.grad(solution.z[9].sum(), w)
+    assert bad.isfinite()
+
+
+@pytest.mark.parametrize("backward", [Unrolled, Implicit])
+def test_a_row_that_overflows_does_not_poison_the_others(backward):
+    w = torch.tensor(0.25, requires_grad=True)
+    z0 = torch.tensor([[0.0], [3.0]])
+    solution = FixedPoint(Picard(), backward())(lambda z: w + z**3, z0)
+    assert solution.result.tolist() == [Result.CONVERGED, Result.NONFINITE]
+    solution.z.sum().backward()
+    z = solution.z[0].item()
+    if backward is Implicit:
+        assert w.grad.item() == pytest.approx(1 / (1 - 3 * z**2), rel=1e-3)
+    assert w.grad.isfinite()
+
+
+def test_gradient_follows_grad_mode_not_train_mode():
+    layer = FixedPoint(Anderson(), Implicit())
+    found = []
+    for train in (True, False):
+        layer.train(train)
+        x = torch.ones(2, 3, requires_grad=True)
+        layer(lambda z: 0.5 * torch.sin(z) + x, torch.zeros(2, 3)).z.sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
+    with torch.no_grad():
+        z = layer(lambda z: 0.5 * torch.sin(z) + x, torch.zeros(2, 3)).z
+    assert not z.requires_grad
+
+
+def test_maps_of_every_kind():
+    layer = FixedPoint(Anderson(**TIGHT), Implicit())
+    z0 = torch.zeros(2, 1, dtype=torch.float64)
+    x = torch.ones(2, 1, dtype=torch.float64, requires_grad=True)
+    layer(lambda z: 3 * x, z0).z.sum().backward()  # J = 0
+    assert torch.equal(x.grad, torch.full_like(x, 3.0))
+    assert not layer(lambda z: torch.ones_like(z), z0).z.requires_grad  # no dependence at all
+    linear = torch.nn.Linear(1, 1).double()
+    z = layer(lambda z: torch.tanh(0.3 * linear(z)), z0).z
+    z.sum().backward()
+    assert all(p.grad is not None for p in linear.parameters())
+    tree = layer(lambda z: {"a": 0.5 * z["a"] + x, "b": 0.1 * z["a"]}, {"a": z0, "b": z0}).z
+    (g,) = torch.autograd.grad(tree["b"].sum(), x)
+    assert torch.allclose(g, torch.full_like(g, 0.2))
+
+
+def test_the_layer_twice_in_one_graph_and_backward_twice():
+    layer = FixedPoint(Anderson(**TIGHT), Implicit())
+    x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    inner = layer(lambda z: 0.5 * z + x, torch.zeros_like(x)).z
+    outer = layer(lambda z: 0.25 * z + inner, torch.zeros_like(x)).z
+    first = torch.autograd.grad(outer, x, retain_graph=True)[0]
+    second = torch.autograd.grad(outer, x)[0]
+    assert torch.equal(first, second)
+    assert first.item() == pytest.approx(2 * 4 / 3, rel=1e-10)
+
+
+def test_options_of_the_adjoint_reach_it():
+    for max_iter in (2, 7):
+        backward = Implicit(Picard(max_iter=max_iter, rtol=1e-15, atol=0.0))
+        layer = FixedPoint(Picard(**TIGHT), backward)
+        x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+        layer(lambda z: 0.5 * z + x, torch.zeros_like(x)).z.backward()
+        assert backward.adjoint.iterations.item() == max_iter
+        assert backward.adjoint.result.item() == Result.MAX_ITER
+        assert x.grad.item() == pytest.approx(2 - 0.5**max_iter)
+
+
+def test_pairs_that_make_no_sense_are_refused_when_built():
+    for backward in (Implicit(), Phantom()):
+        with pytest.raises(ValueError, match=r"use Unrolled\(\), or InexactNewton"):
+            FixedPoint(InexactNewton(), backward)
+    with pytest.raises(ValueError, match=r"last=3.*max_iter=2.*last=None"):
+        FixedPoint(InexactNewton(max_iter=2), Unrolled(last=3))
+    with pytest.raises(ValueError, match="solved to a tolerance.*set rtol"):
+        Implicit(Picard(rtol=0.0, atol=0.0))
+    FixedPoint(InexactNewton(learn=False), Implicit())
+
+
+def test_unrolling_the_last_updates_of_a_fixed_number():
+    x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    z0 = torch.full((1, 1), 4.0, dtype=torch.float64, requires_grad=True)
+    for last, expected in ((1, 1.0), (2, 1.5), (3, 1.75)):
+        solver = Picard(max_iter=3, rtol=0.0, atol=0.0)
+        z = FixedPoint(solver, Unrolled(last=last))(lambda z: 0.5 * z + x, z0).z
+        gx, gz = torch.autograd.grad(z, (x, z0), allow_unused=True)
+        assert z.item() == pytest.approx(0.125 * 4 + 1.75)
+        assert gx.item() == pytest.approx(expected)
+        assert (gz.item() == pytest.approx(0.125)) if last == 3 else gz is None
+
+
+@pytest.mark.parametrize("backward", [Unrolled(last=4), Phantom(steps=4)])
+def test_a_truncated_gradient_is_the_truncated_neumann_series(backward):
+    x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    solution = FixedPoint(Picard(**TIGHT), backward)(lambda z: 0.5 * z + x, torch.zeros_like(x))
+    solution.z.backward()
+    assert x.grad.item() == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+    assert solution.z.item() == pytest.approx(2, rel=1e-12)
+
+
+def test_phantom_with_damping():
+    x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    layer = FixedPoint(Anderson(**TIGHT), Phantom(steps=2, beta=0.5))
+    layer(lambda z: 0.5 * z + x, torch.zeros_like(x)).z.backward()
+    # Two updates z <- 0.75 z + 0.5 x.
+    assert x.grad.item() == pytest.approx(0.5 + 0.75 * 0.5)
+
+
+def test_no_reference_cycle_holds_a_graph():
+    gc.collect()
+    gc.disable()
+    try:
+        layer = FixedPoint(Anderson(), Implicit())
+        x = torch.ones(2, 3, requires_grad=True)
+        alive = []
+        for backward in (False, True):
+            marker = x * 1.0
+            alive.append(weakref.ref(marker))
+            z = layer(lambda z, m=marker: 0.5 * torch.sin(z) + m, torch.zeros(2, 3)).z
+            if backward:
+                z.sum().backward()
+            del z, marker
+        assert [ref() for ref in alive] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_copies_and_round_trips():
+    x = torch.ones(1, 2, requires_grad=True)
+
+    def run(layer):
+        return layer(lambda z: 0.5 * torch.tanh(z) + x, torch.zeros(1, 2), t=1).z
+
+    for layer in (
+        FixedPoint(Anderson(), Implicit()),
+        FixedPoint(InexactNewton(max_iter=2, timesteps=3), Unrolled()),
+    ):
+        run(layer).sum().backward()
+        for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            assert torch.equal(run(other), run(layer))
+        fresh = FixedPoint(copy.deepcopy(layer.solver), type(layer.backward)())
+        fresh.load_state_dict(layer.state_dict())
+        assert torch.equal(run(fresh), run(layer))
+        assert layer.double()(torch.cos, torch.zeros(1, 1).double(), t=0).z.dtype == torch.float64
+
+
+def test_a_nan_cotangent_stays_in_its_row():
+    x = torch.ones(2, 1, requires_grad=True)
+    z = FixedPoint(Anderson(), Implicit())(lambda z: 0.5 * z + x, torch.zeros(2, 1)).z
+    z.backward(torch.tensor([[math.nan], [1.0]]))
+    assert x.grad[1].item() == pytest.approx(2, rel=1e-4)
