@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Anderson, InexactNewton, IterativeSolver, Picard, make_solver
-from fixpoint.solvers.base import MatrixMap, iterate
+from fixpoint.solvers.base import MatrixMap
 from fixpoint.solvers.checks import at_least
 
 
@@ -51,17 +51,21 @@ class Unrolled(Backward):
 
     def solve(self, solver: IterativeSolver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         if self.last is None:
-            return iterate(solver, phi, z0, t)
+            return solver.run(phi, z0, t)
         if not solver.has_tolerance:
-            return iterate(solver, phi, z0, t, track_from=solver.max_iter - self.last)
+            return solver.run(phi, z0, t, track_from=solver.max_iter - self.last)
         with torch.no_grad():
-            solution = iterate(solver, phi, z0, t)
+            solution = solver.run(phi, z0, t)
         if not torch.is_grad_enabled():
             return solution
         updates = solver.with_options(max_iter=self.last, rtol=0.0, atol=0.0, record=None)
         return _tracked_updates(solution, updates, phi, t)
 
     def check(self, solver: IterativeSolver) -> None:
+        if not solver.unrollable:
+            raise ValueError(
+                f"backpropagation through the updates of {solver} is not possible: use Implicit()"
+            )
         if self.last is not None and self.last > solver.max_iter:
             raise ValueError(
                 f"Unrolled(last={self.last}) asks for more updates than max_iter="
@@ -105,7 +109,7 @@ class Phantom(Backward):
 
     def solve(self, solver: IterativeSolver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         with torch.no_grad():
-            solution = iterate(solver, phi, z0, t)
+            solution = solver.run(phi, z0, t)
         if not torch.is_grad_enabled():
             return solution
         return _tracked_updates(solution, self.updates, phi, t)
@@ -154,7 +158,7 @@ class Implicit(Backward):
 
     def solve(self, solver: IterativeSolver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         with torch.no_grad():
-            solution = iterate(solver, phi, z0, t)
+            solution = solver.run(phi, z0, t)
         if not torch.is_grad_enabled():
             return solution
         z = solution.z.detach().requires_grad_()
@@ -211,7 +215,7 @@ class _Equilibrium(torch.autograd.Function):
             (jtu,) = torch.autograd.grad(ctx.fz, ctx.z, u, retain_graph=True, allow_unused=True)
             return unit if jtu is None else jtu + unit
 
-        adjoint = iterate(ctx.solver, adjoint_map, unit)
+        adjoint = ctx.solver.run(adjoint_map, unit)
         ctx.keep(adjoint)
         return adjoint.z * size, None, None, None, None
 
@@ -220,7 +224,7 @@ def _tracked_updates(
     solution: Solution, solver: IterativeSolver, phi: MatrixMap, t: int | None
 ) -> Solution:
     """The solution with the gradient of `solver`'s updates made from it; its value stays."""
-    moved = iterate(solver, phi, solution.z, t).z
+    moved = solver.run(phi, solution.z, t).z
     lost = (solution.result == Result.NONFINITE)[:, None]
     z = torch.where(lost, solution.z, solution.z + (moved - moved.detach()))
     return solution._replace(z=z, evaluations=solution.evaluations + solver.max_iter)

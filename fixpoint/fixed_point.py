@@ -9,7 +9,6 @@ from fixpoint._tree import Map, Packing, Tree
 from fixpoint.backward import Backward, Implicit
 from fixpoint.solution import Solution
 from fixpoint.solvers import Anderson, IterativeSolver, make_solver
-from fixpoint.solvers.base import iterate
 
 
 def solve(
@@ -44,7 +43,7 @@ def solve(
     """
     packing = Packing(z0, batched=batched)
     with torch.no_grad():
-        solution = iterate(make_solver(solver), packing.wrap(phi), packing.pack(z0), t)
+        solution = make_solver(solver).run(packing.wrap(phi), packing.pack(z0), t)
     return solution._replace(z=packing.unpack(solution.z))
 
 

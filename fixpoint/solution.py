@@ -67,6 +67,8 @@ class Solution(NamedTuple):
         nothing was measured.
     iterations: updates applied to each sample, (B,) int64.
     evaluations: calls of phi made for the whole batch.
+    products: Jacobian-vector products made for the whole batch, beside the evaluations; a
+        Jacobian is D.
     result: a `Result` a sample, (B,) int8.
     trace: `Trace` if recorded.
     """
@@ -77,6 +79,7 @@ class Solution(NamedTuple):
     evaluations: int
     result: Tensor
     trace: Trace | None = None
+    products: int = 0
 
     @property
     def converged(self) -> Tensor:

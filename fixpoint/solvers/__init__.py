@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fixpoint.names import unknown_name
 from fixpoint.solvers.anderson import Anderson
+from fixpoint.solvers.barzilai_borwein import BarzilaiBorwein
 from fixpoint.solvers.base import IterativeSolver
 from fixpoint.solvers.broyden import Broyden
 from fixpoint.solvers.inexact_newton import InexactNewton
+from fixpoint.solvers.newton import Newton
 from fixpoint.solvers.picard import Picard
 
-SOLVERS: dict[str, type[IterativeSolver]] = {
+SOLVERS: dict[str, Callable[..., IterativeSolver]] = {
     "picard": Picard,
     "inexact-newton": InexactNewton,
     "anderson": Anderson,
     "broyden": Broyden,
+    "barzilai-borwein": BarzilaiBorwein,
+    "newton": Newton,
+    "newton-krylov": partial(Newton, linear="gmres"),
 }
 """Every solver by the name that the command line and `solve` take."""
 
@@ -41,9 +48,11 @@ def make_solver(solver: str | IterativeSolver, **options: Any) -> IterativeSolve
 __all__ = [
     "SOLVERS",
     "Anderson",
+    "BarzilaiBorwein",
     "Broyden",
     "InexactNewton",
     "IterativeSolver",
+    "Newton",
     "Picard",
     "make_solver",
 ]

@@ -10,12 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fixpoint.derivatives import Derivatives
 from fixpoint.names import unknown_name
 from fixpoint.solution import Result, Solution, Trace
 from fixpoint.solvers.checks import at_least, non_negative
 
 MatrixMap = Callable[[Tensor], Tensor]
 """phi as a map of (B, D) matrices."""
+Norm = Callable[[Tensor], Tensor]
+"""Size of each sample: (B, D) -> (B,)."""
 
 
 class IterativeSolver(nn.Module):
@@ -33,6 +36,7 @@ class IterativeSolver(nn.Module):
             too; see `Trace`.
         check_every: look whether all samples are done (one device synchronisation) only at each
             n-th update.
+        norm: size of each sample, (B, D) -> (B,), in place of the RMS.
 
     Raises:
         ValueError: a value is out of range, or `record` is unknown.
@@ -48,6 +52,7 @@ class IterativeSolver(nn.Module):
         keep_best: bool = True,
         record: Literal["residual", "iterates"] | None = None,
         check_every: int = 1,
+        norm: Norm | None = None,
         **unknown: Any,
     ) -> None:
         super().__init__()
@@ -63,6 +68,15 @@ class IterativeSolver(nn.Module):
             raise ValueError(f'record must be None, "residual" or "iterates"; got {record!r}')
         self.record = record
         self.check_every = at_least(1, check_every=check_every)
+        self.norm = norm
+
+    needs_derivatives = False
+    """Whether `update` takes `derivatives=`, a `Derivatives` of phi."""
+    rejects_steps = False
+    """Whether `update` takes back a step to where phi is not finite."""
+
+    unrollable = True
+    """Whether backpropagation through its updates is possible."""
 
     @property
     def has_tolerance(self) -> bool:
@@ -76,6 +90,23 @@ class IterativeSolver(nn.Module):
     def update(self, k: int, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Next iterate and state from z and fz = phi(z), both (B, D), at k = 0, 1, ..."""
         raise NotImplementedError
+
+    def run(
+        self,
+        phi: MatrixMap,
+        z: Tensor,
+        t: int | None = None,
+        *,
+        track_from: int = 0,
+        derivatives: Derivatives | None = None,
+    ) -> Solution:
+        """Solve from z, (B, D).
+
+        Under grad mode the updates are differentiable, those before number `track_from` excepted.
+        `derivatives` are those of phi, where the caller knows a better way than differentiating
+        it.
+        """
+        return iterate(self, phi, z, t, track_from, derivatives or Derivatives(phi))
 
     def with_options(self, **options: Any) -> IterativeSolver:
         """A shallow copy with other `max_iter`, `rtol`, ...; parameters are shared."""
@@ -106,12 +137,15 @@ def option_names(kind: type) -> list[str]:
 
 
 def iterate(
-    solver: IterativeSolver, phi: MatrixMap, z: Tensor, t: int | None = None, *, track_from: int = 0
+    solver: IterativeSolver,
+    phi: MatrixMap,
+    z: Tensor,
+    t: int | None,
+    track_from: int,
+    derivatives: Derivatives,
 ) -> Solution:
-    """Run the solver on phi from z, (B, D).
-
-    Under grad mode the updates are differentiable, those before number `track_from` excepted.
-    """
+    """THE loop; see `IterativeSolver.run`."""
+    given = {"derivatives": derivatives} if solver.needs_derivatives else {}
     tracking = torch.is_grad_enabled()
     watch = _Watch(solver, z) if solver.has_tolerance or solver.record else None
     state: Any = None
@@ -126,9 +160,12 @@ def iterate(
                     break
             if k == 0:
                 state = solver.init(z, t)
-            proposal, state = solver.update(k, z, fz, state)
+            proposal, state = solver.update(k, z, fz, state, **given)
             z = proposal if watch is None else watch.freeze(proposal, z)
-    return _fixed_steps(solver, z) if watch is None else watch.solution(z)
+    solution = _fixed_steps(solver, z) if watch is None else watch.solution(z)
+    return solution._replace(
+        evaluations=solution.evaluations + derivatives.evaluations, products=derivatives.products
+    )
 
 
 def _fixed_steps(solver: IterativeSolver, z: Tensor) -> Solution:
@@ -153,7 +190,9 @@ class _Watch:
         self.done = False
         self.r = torch.full((len(z),), torch.inf, dtype=_norm_dtype(z), device=z.device)
         self.z, self.fz = z, z
+        self.keep_best = solver.keep_best or solver.rejects_steps
         self.best_r, self.best_z = self.r, z
+        self.stuck = self.failed
         self.iterations = torch.zeros_like(self.active, dtype=torch.int64)
         self.evaluations = 0
         self.residuals: list[Tensor] = []
@@ -163,6 +202,9 @@ class _Watch:
         """Measure z with fz = phi(z) and return both, lost samples put back where they were."""
         self.evaluations += 1
         r, finite = _measure(self.solver, z, fz)
+        if self.solver.rejects_steps and k > 0:
+            # The solver takes a step to where phi is not finite back: no sample is lost by it.
+            r, finite = torch.where(finite, r, torch.inf), torch.ones_like(finite)
         lost = self.active & ~finite
         active = self.active & finite
         if self.solver.has_tolerance:
@@ -183,7 +225,7 @@ class _Watch:
                 self.evaluations += 1
             fz = _rows(back, self.fz, fz)
             self.failed = self.failed | lost
-        if self.solver.keep_best:
+        if self.keep_best:
             all_better = better_count == len(z)
             self.best_z = z if all_better else _rows(better, z, self.best_z)
             self.best_r = r if all_better else torch.where(better, r, self.best_r)
@@ -196,20 +238,25 @@ class _Watch:
     def freeze(self, proposal: Tensor, z: Tensor) -> Tensor:
         """The proposal, with samples that are done left where they are."""
         self.iterations = self.iterations + self.active
-        if self.active_count == len(z):
-            return proposal
-        return _rows(self.active, proposal, z)
+        if self.active_count != len(z):
+            proposal = _rows(self.active, proposal, z)
+        if self.solver.rejects_steps and self.solver.has_tolerance:
+            self.stuck = self.stuck | (self.active & (proposal == z).all(1))
+            self.active = self.active & ~self.stuck
+        return proposal
 
     def solution(self, z: Tensor) -> Solution:
         solver, r = self.solver, self.r
         if solver.has_tolerance:
             result = torch.where(r <= 1, Result.CONVERGED, Result.MAX_ITER)
-            if not self.done:
-                result = torch.where(self._stalled() & (r > 1), Result.STALLED, result)
+            stalled = self.stuck if self.done else self.stuck | self._stalled()
+            result = torch.where(stalled & (r > 1), Result.STALLED, result)
         else:
             result = torch.full_like(self.iterations, Result.FIXED_STEPS)
-        result = torch.where(self.failed, Result.NONFINITE, result).to(torch.int8)
-        if solver.has_tolerance and solver.keep_best and (self.masking or not self.done):
+        lost = self.failed | (r == torch.inf)
+        result = torch.where(lost, Result.NONFINITE, result).to(torch.int8)
+        some_failed = self.masking or not self.done or solver.rejects_steps
+        if solver.has_tolerance and self.keep_best and some_failed:
             z = _rows(r <= 1, z, self.best_z)
             r = torch.where(r <= 1, r, self.best_r)
         trace = None
@@ -231,11 +278,14 @@ def _measure(solver: IterativeSolver, z: Tensor, fz: Tensor) -> tuple[Tensor, Te
     """Scaled residual of each sample, (B,), and whether z and fz are finite."""
     rtol, atol = (solver.rtol, solver.atol) if solver.has_tolerance else (1.0, 0.0)
     dtype = _norm_dtype(z)
-    size = torch.linalg.vector_norm(fz, dim=1, dtype=dtype)
-    residual = torch.linalg.vector_norm(fz - z, dim=1, dtype=dtype)
-    # Both sides of the test are RMS: the factor 1 / sqrt(D) moves to atol.
-    scale = (size * rtol).add_(atol * z.shape[1] ** 0.5)
-    scale = scale.clamp_min_(torch.finfo(dtype).tiny)
+    if solver.norm is not None:
+        size, residual = solver.norm(fz).to(dtype), solver.norm(fz - z).to(dtype)
+    else:
+        size = torch.linalg.vector_norm(fz, dim=1, dtype=dtype)
+        residual = torch.linalg.vector_norm(fz - z, dim=1, dtype=dtype)
+        # Both sides of the test are RMS: the factor 1 / sqrt(D) moves to atol.
+        atol = atol * z.shape[1] ** 0.5
+    scale = (rtol * size + atol).clamp_min_(torch.finfo(dtype).tiny)
     return residual / scale, residual.isfinite()
 
 

@@ -9,37 +9,43 @@ from torch import Tensor
 
 from fixpoint.solvers.base import IterativeSolver
 from fixpoint.solvers.checks import at_least
+from fixpoint.solvers.line_search import Trial, judge
 
 LEAST_PIVOT = 0.1
 """Least |s . q| / |s|^2 of an update, which keeps the approximate Jacobian regular."""
 
 
 class BroydenState(NamedTuple):
-    """Last state and the direction taken from it, (B, D), and the factors (u_j, s_j)."""
+    """The step being tried and the factors (u_j, s_j) of H, (B, D) each."""
 
-    z: Tensor
-    direction: Tensor
+    trial: Trial
     factors: tuple[tuple[Tensor, Tensor], ...]
 
 
 class Broyden(IterativeSolver):
-    """Quasi-Newton on g(z) = phi(z) - z: z <- z - H g, H the inverse of a Jacobian estimate.
+    """Quasi-Newton on g(z) = phi(z) - z: z <- z - lambda H g, H the inverse of an estimated g'.
 
     H = (I + u_m s_m^T) ... (I + u_1 s_1^T)(-I), with s the last step and
     u = (s - q) / (s . q), q = H y, y the change of g. Where |s . q| < 0.1 |s|^2 the update is
-    damped towards H, so that H stays regular; steps are cut to |g| / sqrt(eps). After `memory` factors it restarts from -I.
+    damped towards H, so that H stays regular; directions are cut to |g| / sqrt(eps). After
+    `memory` factors it restarts from -I.
 
-    Superlinear near a solution, also where phi is no contraction. It stores 2 * memory + 3
+    A step to where phi is not finite, or |g| more than (1 + growth / k) times that of its start,
+    is taken back and shortened, each sample by itself.
+
+    Superlinear near a solution, also where phi is no contraction. It stores 2 * memory + 4
     states, however large `max_iter` is.
 
     Args:
         memory: most factors kept.
+        growth: how much |g| may grow in an update; `math.inf` accepts every finite step.
         options: see `IterativeSolver`.
 
     Source: Broyden (1965), A class of methods for solving nonlinear simultaneous equations;
         product form: Kelley (1995), Iterative Methods for Linear and Nonlinear Equations,
         section 7.3; damping: More and Trangenstein (1976), On the global convergence of
-        Broyden's method.
+        Broyden's method; derivative-free line search after Li and Fukushima (2000), A
+        derivative-free line search and global convergence of Broyden-like method.
 
     Example:
         >>> import torch
@@ -49,24 +55,37 @@ class Broyden(IterativeSolver):
         1.4142
     """
 
-    def __init__(self, *, memory: int = 20, **options: Any) -> None:
+    rejects_steps = True
+
+    def __init__(self, *, memory: int = 20, growth: float = 10.0, **options: Any) -> None:
         super().__init__(**options)
         self.memory = at_least(1, memory=memory)
+        if not growth > 0:
+            raise ValueError(f"growth must be > 0; got {growth}")
+        self.growth = growth
 
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: BroydenState | None
     ) -> tuple[Tensor, BroydenState]:
-        g = fz - z
-        if state is None or len(state.factors) == self.memory:
-            return fz, BroydenState(z, g, ())
-        s = z - state.z
-        p = _apply(state.factors, -g)
-        u = _factor(s, p + state.direction)
-        direction = _limit(-(p + u * _dot(s, p)), g)
-        return z + direction, BroydenState(z, direction, (*state.factors, (u, s)))
+        if state is None:
+            new = judge(None, z, fz)
+            return fz, BroydenState(Trial(z, new.g, new.merit, new.g, new.length), ())
+        last, factors = state
+        most = (1 + self.growth / k) ** 2 * last.merit
+        accepted, z, g, merit, length = judge(last, z, fz, most=most)
+        if len(factors) == self.memory:
+            direction, factors = g, ()
+        else:
+            s = torch.where(accepted, last.length * last.direction, 0.0)
+            p = _apply(factors, -g)
+            u = _factor(s, p - _apply(factors, -last.g))
+            factors = (*factors, (u, s))
+            direction = _limit(-(p + u * _dot(s, p)), g)
+        direction = torch.where(accepted, direction, last.direction)
+        return z + length * direction, BroydenState(Trial(z, g, merit, direction, length), factors)
 
     def extra_repr(self) -> str:
-        return f"memory={self.memory}, {super().extra_repr()}"
+        return f"memory={self.memory}, growth={self.growth:g}, {super().extra_repr()}"
 
 
 def _apply(factors: tuple[tuple[Tensor, Tensor], ...], p: Tensor) -> Tensor:

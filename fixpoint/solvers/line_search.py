@@ -1,0 +1,67 @@
+"""Backtracking of each sample by itself, one trial an update: the loop evaluates, this judges."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LEAST_LENGTH = 1e-8
+"""A step shorter than this share of the direction is given up."""
+
+
+class Trial(NamedTuple):
+    """The step z + length * direction that a sample is trying.
+
+    z, g: the state that it starts from and phi(z) - z there, (B, D).
+    merit: |g|^2, (B, 1).
+    direction: (B, D); length: (B, 1).
+    """
+
+    z: Tensor
+    g: Tensor
+    merit: Tensor
+    direction: Tensor
+    length: Tensor
+
+
+class Judged(NamedTuple):
+    """Where each sample stands after a trial: at its end if accepted, else where it started."""
+
+    accepted: Tensor  # (B, 1)
+    z: Tensor
+    g: Tensor
+    merit: Tensor
+    length: Tensor  # 1 if accepted, else that of the next trial, 0 if given up
+
+
+def judge(trial: Trial | None, z: Tensor, fz: Tensor, *, most: Tensor | None = None) -> Judged:
+    """Accept the trial that ended in z, with fz = phi(z), or shorten it.
+
+    It is accepted where |g(z)|^2 <= `most`, (B, 1), by default (1 - 2e-4 length) |g|^2 of its
+    start: the condition of Armijo for a Newton direction, along which the slope of |g|^2 is
+    -2 |g|^2. The next length is the minimiser of the parabola through the start, that slope and
+    the trial's end, kept between a tenth and a half of the last.
+    """
+    g = fz - z
+    merit = (g * g).sum(1, keepdim=True)
+    if trial is None:
+        return Judged(torch.ones_like(merit, dtype=torch.bool), z, g, merit, torch.ones_like(merit))
+    if most is None:
+        most = (1 - 2e-4 * trial.length) * trial.merit
+    with torch.no_grad():
+        # False where merit is NaN, and for good once a sample has given up.
+        accepted = (merit <= most) & (trial.length > 0)
+        last = trial.length
+        parabola = trial.merit * last**2 / (merit - trial.merit + 2 * trial.merit * last)
+        shorter = parabola.nan_to_num(0.0).clamp(min=0.1 * last, max=0.5 * last)
+        shorter = torch.where(shorter < LEAST_LENGTH, 0.0, shorter)
+        length = torch.where(accepted, 1.0, shorter)
+    return Judged(
+        accepted,
+        torch.where(accepted, z, trial.z),
+        torch.where(accepted, g, trial.g),
+        torch.where(accepted, merit, trial.merit),
+        length,
+    )
