@@ -1,7 +1,9 @@
 """Fixed-point and implicit layers for PyTorch."""
 
+from fixpoint.alarm import ConvergenceWarning
 from fixpoint.backward import Implicit, Phantom, Unrolled
 from fixpoint.fixed_point import FixedPoint, solve
+from fixpoint.regularisation import jac_reg
 from fixpoint.solution import RESULT_TEXT, ConvergenceError, Result, Solution, Trace
 from fixpoint.solvers import (
     SOLVERS,
@@ -12,7 +14,10 @@ from fixpoint.solvers import (
     IterativeSolver,
     Newton,
     Picard,
+    SciPySolver,
+    TorchDEQSolver,
     make_solver,
+    register_torchdeq,
 )
 
 __version__ = "0.1.0.dev0"
@@ -24,6 +29,7 @@ __all__ = [
     "BarzilaiBorwein",
     "Broyden",
     "ConvergenceError",
+    "ConvergenceWarning",
     "FixedPoint",
     "Implicit",
     "InexactNewton",
@@ -32,10 +38,14 @@ __all__ = [
     "Phantom",
     "Picard",
     "Result",
+    "SciPySolver",
     "Solution",
+    "TorchDEQSolver",
     "Trace",
     "Unrolled",
     "__version__",
+    "jac_reg",
     "make_solver",
+    "register_torchdeq",
     "solve",
 ]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fixpoint.alarm import Alarm, OnFailure
+from fixpoint.closure import stopped_at, track
+from fixpoint.derivatives import Derivatives, batch_vjp_of_units, inside_transform
 from fixpoint.solution import Result, Solution
-from fixpoint.solvers import Anderson, InexactNewton, IterativeSolver, Picard, make_solver
+from fixpoint.solvers import Anderson, Broyden, InexactNewton, IterativeSolver, Picard, make_solver
 from fixpoint.solvers.base import MatrixMap
 from fixpoint.solvers.checks import at_least
 
@@ -118,19 +121,29 @@ class Phantom(Backward):
 class Implicit(Backward):
     """The implicit function theorem: dz* = (I - J)^-1 (d phi), J = d phi / d z at z*.
 
-    One tracked application of phi at z* carries the gradient to every tensor that phi closes
-    over; the incoming g is replaced by u, which solves the adjoint u = J^T u + g for each sample
-    to a tolerance relative to its g. Memory does not grow with the number of updates. Exact only
-    at an equilibrium: samples that are NONFINITE get no gradient, for others that failed it is
-    as good as their z. z0 gets none, since z* does not depend on it.
+    One tracked application of phi at z* finds every tensor that phi closes over and carries the
+    gradient to it: the incoming g is replaced by u, which solves the adjoint u = J^T u + g for
+    each sample to a tolerance relative to its g. The adjoint is differentiated by the same rule,
+    so derivatives of any order are exact. Memory does not grow with the number of updates.
+
+    Exact only at an equilibrium: samples that are NONFINITE get no gradient, for others that
+    failed it is as good as their z. z0 gets none, since z* does not depend on it. Second
+    derivatives evaluate phi again, so a random phi must repeat itself; see
+    `fixpoint.models.held`.
 
     Args:
         solver: solves the adjoint. None takes the forward solver with atol = 0, or Anderson at
             a tolerance tied to the dtype where the forward solver has no tolerance.
+        reuse_factors: start the adjoint from the factors of a `Broyden` forward solve, which are
+            then kept until the backward pass: 2 * memory states.
+        on_failure: "warn" (once), "raise" or "ignore" where an adjoint does not converge.
 
     Attributes:
         adjoint: `Solution` of the last adjoint solve, its z the u of each sample, (B, D),
             divided by max |g|; None before the first backward pass.
+
+    Raises:
+        RuntimeError: called inside a torch.func transform.
 
     Source: Bai, Kolter, Koltun (2019), Deep equilibrium models, Theorem 1.
 
@@ -143,9 +156,17 @@ class Implicit(Backward):
         tensor([[4.]])
     """
 
-    def __init__(self, solver: IterativeSolver | str | None = None) -> None:
+    def __init__(
+        self,
+        solver: IterativeSolver | str | None = None,
+        *,
+        reuse_factors: bool = False,
+        on_failure: OnFailure = "warn",
+    ) -> None:
         super().__init__()
         self.solver = None if solver is None else make_solver(solver)
+        self.reuse_factors = reuse_factors
+        self.alarm = Alarm("the adjoint solve", on_failure)
         self.adjoint: Solution | None = None
         if self.solver is not None and not self.solver.has_tolerance:
             raise ValueError(
@@ -155,22 +176,47 @@ class Implicit(Backward):
 
     def check(self, solver: IterativeSolver) -> None:
         _refuse_learned_eta(solver, "Implicit")
+        if self.reuse_factors and not isinstance(solver, Broyden):
+            raise ValueError(
+                f"reuse_factors needs a Broyden forward solve; got {type(solver).__name__}: leave "
+                "it out"
+            )
 
     def solve(self, solver: IterativeSolver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
+        if inside_transform():
+            raise RuntimeError(
+                "torch.func transforms cannot pass through Implicit: use torch.autograd.grad or "
+                "torch.autograd.functional.jacobian outside of them, or Unrolled() with a fixed "
+                "number of steps (rtol = atol = 0), which jvp, vmap and jacrev do pass"
+            )
         with torch.no_grad():
             solution = solver.run(phi, z0, t)
         if not torch.is_grad_enabled():
             return solution
         z = solution.z.detach().requires_grad_()
-        fz = phi(z)
-        if not fz.requires_grad:
+        fz, outer = track(phi, z)
+        if not outer:
             return solution
-        adjoint = self.solver or _default_adjoint(solver, z.dtype)
-        lost = (solution.result == Result.NONFINITE)[:, None]
-        return solution._replace(z=_Equilibrium.apply(fz, z, lost, adjoint, self._keep))
+        start = None
+        if self.reuse_factors and solution.state is not None:
+            start = solution.state.transpose_solve
+        problem = _Problem(
+            phi,
+            fz,
+            z,
+            (solution.result == Result.NONFINITE)[:, None],
+            self.solver or _default_adjoint(solver, z.dtype),
+            start,
+            self._finish,
+        )
+        return solution._replace(z=_Equilibrium.apply(problem, fz, *outer))
 
-    def _keep(self, adjoint: Solution) -> None:
-        self.adjoint = adjoint
+    def _finish(self, adjoint: Solution) -> None:
+        self.adjoint = adjoint._replace(z=adjoint.z.detach(), state=None)
+        self.alarm.check(adjoint)
+
+    def extra_repr(self) -> str:
+        return "reuse_factors=True" if self.reuse_factors else ""
 
 
 def _refuse_learned_eta(solver: IterativeSolver, backward: str) -> None:
@@ -187,37 +233,106 @@ def _default_adjoint(solver: IterativeSolver, dtype: torch.dtype) -> IterativeSo
     return Anderson(max_iter=100, rtol=100 * torch.finfo(dtype).eps, atol=0.0)
 
 
+class _Problem(NamedTuple):
+    """What the backward pass of one solve needs.
+
+    phi; z, (B, D), a detached z*; fz = phi(z) with its graph; which samples are lost, (B, 1); the
+    solver of the adjoint; a start for it as a function of g, or None; what takes its `Solution`.
+    """
+
+    phi: MatrixMap
+    fz: Tensor
+    z: Tensor
+    lost: Tensor
+    solver: IterativeSolver
+    start: Callable[[Tensor], Tensor] | None
+    finish: Callable[[Solution], None]
+
+
 class _Equilibrium(torch.autograd.Function):
-    """z* with the gradient of fz = phi(z): passes u = J^T u + g on to fz in place of g."""
+    """z* as a function of fz = phi(z), or of the tensors that phi closes over.
+
+    A first derivative passes u on to fz, whose graph carries it further. That graph holds z
+    constant; so for a derivative that will be differentiated again, phi is evaluated at the z*
+    that depends on `outer`, and the gradient goes to `outer` itself.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        fz: Tensor,
-        z: Tensor,
-        lost: Tensor,
-        solver: IterativeSolver,
-        keep: Callable[[Solution], None],
-    ) -> Tensor:
-        # fz and z are inputs, so ctx holds no reference to the output and no cycle arises.
-        ctx.fz, ctx.z, ctx.lost, ctx.solver, ctx.keep = fz, z, lost, solver, keep
-        return z.detach().clone()
+    def forward(ctx: Any, problem: _Problem, fz: Tensor, *outer: Tensor) -> Tensor:
+        z = problem.z.detach().clone()
+        ctx.problem = problem  # its graph leads to `outer`, not to the output: no reference cycle
+        ctx.save_for_backward(z, *outer)
+        ctx.set_materialize_grads(False)
+        return z
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
-        g = torch.where(ctx.lost, 0.0, g)
-        size = g.abs().amax(1, keepdim=True) if g.shape[1] else g
-        # With max |g| = 1 neither tiny nor huge cotangents leave the range of the dtype.
-        unit = g / torch.where(size > 0, size, 1.0)
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        if g is None:
+            return (None,) * len(ctx.needs_input_grad)
+        problem: _Problem = ctx.problem
+        g = torch.where(problem.lost, 0.0, g)
+        if not torch.is_grad_enabled():
+            u = _adjoint(problem, problem.fz, problem.z, g)
+            return None, u, *(None for _ in ctx.needs_input_grad[2:])
+        z, *outer = ctx.saved_tensors
+        fz = problem.phi(z)
+        u = _adjoint(problem, fz, z, g)
+        with stopped_at([z, *outer]):
+            return None, None, *_vjp(fz, outer, u)
 
-        def adjoint_map(u: Tensor) -> Tensor:
-            (jtu,) = torch.autograd.grad(ctx.fz, ctx.z, u, retain_graph=True, allow_unused=True)
-            return unit if jtu is None else jtu + unit
 
-        adjoint = ctx.solver.run(adjoint_map, unit)
-        ctx.keep(adjoint)
-        return adjoint.z * size, None, None, None, None
+def _adjoint(problem: _Problem, fz: Tensor, z: Tensor, g: Tensor) -> Tensor:
+    """u = J^T u + g of each sample, (B, D), differentiable under grad mode."""
+    # With max |g| = 1 neither tiny nor huge cotangents leave the range of the dtype.
+    size = g.detach().abs().amax(1, keepdim=True) if g.shape[1] else g.detach()
+    unit = g / torch.where(size > 0, size, 1.0)
+
+    def adjoint_map(u: Tensor) -> Tensor:
+        (jtu,) = _vjp(fz, [z], u)
+        return unit if jtu is None else jtu + unit
+
+    with torch.no_grad():
+        u0 = unit.detach() if problem.start is None else problem.start(unit.detach())
+        derivatives = _AdjointDerivatives(adjoint_map, fz, z)
+        adjoint = problem.solver.run(adjoint_map, u0, derivatives=derivatives)
+    problem.finish(adjoint)
+    u = adjoint.z.detach()
+    if torch.is_grad_enabled():
+        # The adjoint is a fixed point too: its gradient follows from the same rule.
+        u = u.requires_grad_()
+        psi, outer = track(adjoint_map, u)
+        if outer:
+            again = problem._replace(phi=adjoint_map, fz=psi, z=u, start=None)
+            u = _Equilibrium.apply(again, psi, *outer)
+    return u * size
+
+
+class _AdjointDerivatives(Derivatives):
+    """The Jacobian of u -> J^T u + g is J^T, whatever u is."""
+
+    def __init__(self, phi: MatrixMap, fz: Tensor, z: Tensor) -> None:
+        super().__init__(phi)
+        self.fz, self.z = fz, z
+
+    def jacobian(self, z: Tensor) -> Tensor:
+        self.products += z.shape[1]
+        return batch_vjp_of_units(self.fz, self.z).mT
+
+    def jvp(self, z: Tensor, v: Tensor) -> Tensor:
+        self.products += 1
+        (jtv,) = _vjp(self.fz, [self.z], v)
+        return torch.zeros_like(v) if jtv is None else jtv
+
+
+def _vjp(fz: Tensor, inputs: list[Tensor], u: Tensor) -> tuple[Tensor | None, ...]:
+    return torch.autograd.grad(
+        fz,
+        inputs,
+        u,
+        retain_graph=True,
+        create_graph=torch.is_grad_enabled(),
+        allow_unused=True,
+    )
 
 
 def _tracked_updates(

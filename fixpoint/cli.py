@@ -6,14 +6,35 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from fixpoint import __version__
 
+# UsageError of the click that typer uses: some versions bring their own copy of it.
+_UsageError: Any = typer.BadParameter.__base__
+
+
+class _OneLine(TyperGroup):
+    """Says what is wrong with a command line in one line, with exit status 2."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            result = super().main(*args, **{**extra, "standalone_mode": False})
+        except _UsageError as error:
+            _refuse(error.format_message())
+        except typer.Abort:
+            raise SystemExit(130) from None
+        if extra.get("standalone_mode", True):
+            raise SystemExit(result if isinstance(result, int) else 0)
+        return result
+
+
 app = typer.Typer(
+    cls=_OneLine,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -39,6 +60,17 @@ def _root(
     """Fixed-point and implicit layers: compare solvers and models."""
 
 
+def _count(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise typer.BadParameter(f"expected a whole number of at least 1, got {text}")
+    return number
+
+
 @app.command()
 def compare(
     dataset: Annotated[str, typer.Option(help="har2-sample (bundled), har2 or har6.")] = (
@@ -62,20 +94,24 @@ def compare(
             "inexact-newton, self-feedback for the others]"
         ),
     ] = None,
-    hidden: Annotated[int, typer.Option(min=1, help="Hidden units.")] = 80,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of training.")] = 6,
+    hidden: Annotated[int, typer.Option(parser=_count, metavar="N", help="Hidden units.")] = 80,
+    epochs: Annotated[int, typer.Option(parser=_count, metavar="N", help="Epochs.")] = 6,
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0",
     out: Annotated[Path, typer.Option(help="Folder for runs.jsonl and contraction.png.")] = Path(
         "runs/compare"
     ),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    batch_size: Annotated[int, typer.Option(min=1, help="Windows in a batch.")] = 128,
+    batch_size: Annotated[int, typer.Option(parser=_count, metavar="N", help="Batch size.")] = 128,
     lr: Annotated[
         float, typer.Option(help="Learning rate of Adam, halved twice over the training.")
     ] = 1e-2,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at a time, one thread each. [default: number of cores]"),
+        typer.Option(
+            parser=_count,
+            metavar="N",
+            help="Runs at a time, one thread each. [default: number of cores]",
+        ),
     ] = None,
 ) -> None:
     """Train ERNN with each solver and backward, and compare accuracy, time and convergence.
@@ -101,7 +137,7 @@ def compare(
             jobs=jobs or (1 if device != "cpu" else os.cpu_count() or 1),
         )
     except (ValueError, OSError) as error:
-        _refuse(error)
+        _refuse(str(error))
     except KeyboardInterrupt:
         Console(stderr=True).print("Stopped; finished runs are kept, the same command goes on.")
         raise typer.Exit(130) from None
@@ -113,9 +149,12 @@ def _split(text: str) -> list[str]:
 
 def _integers(option: str, text: str) -> list[int]:
     try:
-        return [int(part) for part in _split(text)]
+        numbers = [int(part) for part in _split(text)]
     except ValueError:
         raise ValueError(f"{option} takes whole numbers by comma, as 0,1,2; got {text!r}") from None
+    if not all(0 <= number < 2**63 for number in numbers):
+        raise ValueError(f"{option} takes numbers from 0 to 2^63 - 1; got {text!r}")
+    return numbers
 
 
 def _learning_rate(lr: float) -> float:
@@ -124,9 +163,9 @@ def _learning_rate(lr: float) -> float:
     return lr
 
 
-def _refuse(error: Exception) -> NoReturn:
-    print(f"fixpoint: {' '.join(str(error).split())}", file=sys.stderr)
-    raise typer.Exit(2)
+def _refuse(message: str) -> NoReturn:
+    print(f"fixpoint: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def main() -> None:

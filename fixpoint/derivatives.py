@@ -65,3 +65,8 @@ def batch_vjp_of_units(fz: Tensor, z: Tensor, *, create_graph: bool = False) -> 
         create_graph=create_graph,
     )
     return zero if jacobian is None else jacobian.transpose(0, 1)
+
+
+def inside_transform() -> bool:
+    """Whether a torch.func transform (jvp, vmap, jacrev, ...) is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fixpoint._tree import Map, Packing, Tree
+from fixpoint.alarm import Alarm, OnFailure
 from fixpoint.backward import Backward, Implicit
 from fixpoint.solution import Solution
 from fixpoint.solvers import Anderson, IterativeSolver, make_solver
@@ -44,7 +45,7 @@ def solve(
     packing = Packing(z0, batched=batched)
     with torch.no_grad():
         solution = make_solver(solver).run(packing.wrap(phi), packing.pack(z0), t)
-    return solution._replace(z=packing.unpack(solution.z))
+    return solution._replace(z=packing.unpack(solution.z), state=None)
 
 
 class FixedPoint(nn.Module):
@@ -56,6 +57,8 @@ class FixedPoint(nn.Module):
     Args:
         solver: a solver or its name, `Anderson()` if not given.
         backward: `Implicit()` if not given, `Unrolled`, or `Phantom`.
+        on_failure: "ignore", "warn" (once) or "raise" where samples do not converge. Their
+            `Solution.result` says so in any case.
 
     Raises:
         ValueError: the pair makes no sense (a learned eta with `Implicit`); the message says
@@ -64,21 +67,25 @@ class FixedPoint(nn.Module):
     Example:
         >>> import torch
         >>> from fixpoint import FixedPoint
-        >>> linear = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4))
-        >>> x = torch.randn(3, 4)
-        >>> solution = FixedPoint()(lambda z: torch.tanh(0.9 * linear(z) + x), torch.zeros(3, 4))
+        >>> linear, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
+        >>> solution = FixedPoint()(lambda z: torch.tanh(0.4 * linear(z) + x), torch.zeros(3, 4))
         >>> solution.z.sum().backward()
         >>> solution.converged.tolist()
         [True, True, True]
     """
 
     def __init__(
-        self, solver: str | IterativeSolver | None = None, backward: Backward | None = None
+        self,
+        solver: str | IterativeSolver | None = None,
+        backward: Backward | None = None,
+        *,
+        on_failure: OnFailure = "ignore",
     ) -> None:
         super().__init__()
         self.solver = Anderson() if solver is None else make_solver(solver)
         self.backward = Implicit() if backward is None else backward
         self.backward.check(self.solver)
+        self.alarm = Alarm("the solve", on_failure)
 
     def forward(
         self, phi: Map, z0: Tree, *, t: int | None = None, batched: bool = True
@@ -86,4 +93,5 @@ class FixedPoint(nn.Module):
         """The differentiable solution; arguments and errors as for `solve`."""
         packing = Packing(z0, batched=batched)
         solution = self.backward.solve(self.solver, packing.wrap(phi), packing.pack(z0), t)
-        return solution._replace(z=packing.unpack(solution.z))
+        self.alarm.check(solution)
+        return solution._replace(z=packing.unpack(solution.z), state=None)

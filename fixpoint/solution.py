@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,6 +69,7 @@ class Solution(NamedTuple):
     evaluations: calls of phi made for the whole batch.
     products: Jacobian-vector products made for the whole batch, beside the evaluations; a
         Jacobian is D.
+    state: the solver's last state, kept inside the package only; None for users.
     result: a `Result` a sample, (B,) int8.
     trace: `Trace` if recorded.
     """
@@ -80,6 +81,7 @@ class Solution(NamedTuple):
     result: Tensor
     trace: Trace | None = None
     products: int = 0
+    state: Any = None
 
     @property
     def converged(self) -> Tensor:

@@ -8,14 +8,17 @@ import weakref
 
 import pytest
 import torch
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 from fixpoint import (
     Anderson,
     Broyden,
+    ConvergenceError,
+    ConvergenceWarning,
     FixedPoint,
     Implicit,
     InexactNewton,
+    Newton,
     Phantom,
     Picard,
     Result,
@@ -128,6 +131,148 @@ def test_the_cubic_of_the_literature():
     assert a.grad.item() == pytest.approx(-0.221399, abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["picard", "anderson", "broyden", "newton", "newton-krylov"])
+def test_three_derivatives_of_the_cubic(name):
+    # mpmath: derivatives of the real root of a x^3 - x - 2 at a = 2.
+    expected = (-0.22139916266115015, 0.15647898646262266, -0.18985201745378236)
+    a = torch.tensor([[2.0]], dtype=torch.float64, requires_grad=True)
+    layer = FixedPoint(make_solver(name, rtol=1e-14, atol=1e-14), Implicit())
+    y = layer(lambda x: x - (a * x**3 - x - 2) / 7, torch.ones(1, 1, dtype=torch.float64)).z
+    for order, value in enumerate(expected):
+        (y,) = torch.autograd.grad(y, a, create_graph=order < 2)
+        assert y.item() == pytest.approx(value, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["picard", "broyden", "newton", "newton-krylov"])
+def test_gradgradcheck_where_what_the_map_closes_over_hangs_together(name):
+    layer = FixedPoint(make_solver(name, **TIGHT), Implicit())
+    U, _, x, h0 = (part.detach()[..., :2, :2].clone() for part in problem())
+
+    def run(U, x, h):
+        for x_t in x[:2]:
+            p, q = 2 * x_t, h * U.sum()
+            h = layer(lambda z, p=p, q=q, x=x_t: torch.tanh(z @ U.T + p * x) + 0.1 * q, h).z
+        return h
+
+    inputs = [part.requires_grad_() for part in (U, x, h0)]
+    assert gradgradcheck(run, inputs, atol=1e-6)
+
+
+def test_a_nested_solve_has_derivatives():
+    layer = FixedPoint(Anderson(**TIGHT), Implicit())
+    x = torch.tensor([[0.7], [-0.2]], dtype=torch.float64, requires_grad=True)
+    zero = torch.zeros_like(x)
+
+    def run(x):
+        return layer(lambda z: 0.3 * layer(lambda y: torch.sin(0.4 * y + z) + x, zero).z, zero).z
+
+    assert gradcheck(run, (x,))
+    assert gradgradcheck(run, (x,))
+
+
+def test_broyden_factors_start_the_adjoint():
+    plain, reusing = (
+        FixedPoint(Broyden(rtol=1e-9, atol=0.0), Implicit(reuse_factors=flag))
+        for flag in (False, True)
+    )
+    for one, other in zip(gradients(plain), gradients(reusing), strict=True):
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-8)
+    counts = [layer.backward.adjoint.evaluations for layer in (plain, reusing)]
+    assert counts[1] < counts[0]
+    with pytest.raises(ValueError, match="reuse_factors needs a Broyden forward solve"):
+        FixedPoint(Anderson(), Implicit(reuse_factors=True))
+
+
+def test_newton_solves_the_adjoint_in_one_update():
+    layer = FixedPoint(Newton(**TIGHT), Implicit())
+    exact = gradients(layer)
+    assert layer.backward.adjoint.iterations.max() == 1
+    long = gradients(FixedPoint(Picard(max_iter=150, rtol=0.0, atol=0.0), Unrolled()))
+    for a, b in zip(exact, long, strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-10)
+
+
+def test_gradcheck_through_the_updates_of_newton():
+    for max_iter in (1, 3):
+        layer = FixedPoint(Newton(max_iter=max_iter, rtol=0.0, atol=0.0), Unrolled())
+        assert gradcheck(recurrent(layer), problem())
+    with pytest.raises(ValueError, match=r"use Implicit\(\)"):
+        FixedPoint(Newton(linear="gmres"), Unrolled())
+
+
+def no_fixed_point(z):
+    return z + 1
+
+
+def test_failures_are_ignored_warned_of_once_or_raised():
+    z0 = torch.zeros(2, 1)
+    FixedPoint(Picard(max_iter=2), on_failure="ignore")(no_fixed_point, z0)
+    layer = FixedPoint(Picard(max_iter=2), on_failure="warn")
+    with pytest.warns(ConvergenceWarning, match=r"the solve: 2 of 2 samples.*2 MAX_ITER"):
+        layer(no_fixed_point, z0)
+    layer(no_fixed_point, z0)
+    with pytest.raises(ConvergenceError, match="2 of 2"):
+        FixedPoint(Picard(max_iter=2), on_failure="raise")(no_fixed_point, z0)
+    with pytest.raises(ValueError, match=r"unknown on_failure 'stop'.*ignore, warn, raise"):
+        FixedPoint(on_failure="stop")
+
+
+def test_an_adjoint_that_does_not_converge_warns_unless_told_otherwise():
+    x = torch.ones(1, 1, requires_grad=True)
+
+    def gradient(**options):
+        layer = FixedPoint(Anderson(), Implicit(Picard(max_iter=1), **options))
+        return torch.autograd.grad(layer(lambda z: 0.5 * z + x, torch.zeros(1, 1)).z, x)
+
+    with pytest.warns(ConvergenceWarning, match=r"the adjoint solve: 1 of 1.*raise max_iter"):
+        gradient()
+    with pytest.raises(ConvergenceError):
+        gradient(on_failure="raise")
+    gradient(on_failure="ignore")
+
+
+def test_torch_func_is_refused_by_implicit_and_passes_a_fixed_number_of_steps():
+    x = torch.tensor([[0.3], [0.4]], dtype=torch.float64)
+
+    def run(layer):
+        return lambda x: layer(lambda z: 0.5 * torch.sin(z) + x, torch.zeros_like(x)).z
+
+    for transform in (
+        lambda f: torch.func.jvp(f, (x,), (x,)),
+        lambda f: torch.func.jacrev(f)(x),
+        lambda f: torch.func.vmap(f)(x[None]),
+    ):
+        with pytest.raises(RuntimeError, match=r"torch.autograd.grad.*Unrolled\(\)"):
+            transform(run(FixedPoint(Anderson(), Implicit())))
+    for solver in (Picard(max_iter=5, rtol=0.0, atol=0.0), InexactNewton(max_iter=5, eta=0.7)):
+        steps = run(FixedPoint(solver.double(), Unrolled()))
+        expected = torch.autograd.functional.jacobian(steps, x)
+        assert torch.allclose(torch.func.jacrev(steps)(x), expected)
+        assert torch.allclose(torch.func.jacfwd(steps)(x), expected)
+        assert torch.allclose(torch.func.vmap(steps)(x[None])[0], steps(x))
+
+
+@pytest.mark.parametrize("name", ["picard", "anderson", "broyden"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_keeps_the_dtype_of_the_state_and_gives_close_gradients(name, dtype):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(8, 8)
+    with torch.no_grad():
+        linear.weight.mul_(0.5 / torch.linalg.matrix_norm(linear.weight, 2))
+    x = torch.randn(4, 8)
+
+    def gradient(enabled):
+        layer = FixedPoint(make_solver(name, rtol=1e-2, atol=1e-2), Implicit())
+        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+            solution = layer(lambda z: torch.tanh(linear(z) + x), torch.zeros(4, 8))
+            assert solution.z.dtype == torch.float32
+            assert solution.converged.all()
+            loss = solution.z.square().mean()
+        return torch.autograd.grad(loss, linear.weight)[0]
+
+    assert torch.allclose(gradient(True), gradient(False), rtol=0.1, atol=3e-3)
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1e-8, 1e-12, 1e-30, 1e30])
 def test_the_adjoint_tolerance_is_relative_to_the_cotangent(scale):
     layer = FixedPoint(Anderson(rtol=1e-4, atol=1e-4), Implicit(Anderson(rtol=1e-4)))
@@ -153,7 +298,8 @@ def test_a_row_without_fixed_point_does_not_poison_the_others(name, backward):
     w = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
     slope = torch.full((10, 1), 0.5, dtype=torch.float64)
     slope[9] = 1.0
-    layer = FixedPoint(make_solver(name, rtol=0.0, atol=1e-10), backward())
+    quiet = {"on_failure": "ignore"} if backward is Implicit else {}
+    layer = FixedPoint(make_solver(name, rtol=0.0, atol=1e-10), backward(**quiet))
     solution = layer(lambda z: slope * z + w, torch.zeros(10, 1, dtype=torch.float64))
     assert solution.converged.tolist() == [True] * 9 + [False]
     (good,) = torch.autograd.grad(solution.z[:9].sum(), w, retain_graph=True)
@@ -218,7 +364,8 @@ def test_the_layer_twice_in_one_graph_and_backward_twice():
 
 def test_options_of_the_adjoint_reach_it():
     for max_iter in (2, 7):
-        backward = Implicit(Picard(max_iter=max_iter, rtol=1e-15, atol=0.0))
+        adjoint = Picard(max_iter=max_iter, rtol=1e-15, atol=0.0)
+        backward = Implicit(adjoint, on_failure="ignore")
         layer = FixedPoint(Picard(**TIGHT), backward)
         x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
         layer(lambda z: 0.5 * z + x, torch.zeros_like(x)).z.backward()
@@ -307,6 +454,7 @@ def test_copies_and_round_trips():
 
 def test_a_nan_cotangent_stays_in_its_row():
     x = torch.ones(2, 1, requires_grad=True)
-    z = FixedPoint(Anderson(), Implicit())(lambda z: 0.5 * z + x, torch.zeros(2, 1)).z
+    layer = FixedPoint(Anderson(), Implicit(on_failure="ignore"))
+    z = layer(lambda z: 0.5 * z + x, torch.zeros(2, 1)).z
     z.backward(torch.tensor([[math.nan], [1.0]]))
     assert x.grad[1].item() == pytest.approx(2, rel=1e-4)

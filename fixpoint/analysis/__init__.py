@@ -2,6 +2,7 @@
 
 from fixpoint.analysis.contraction import FeasibleEta, contraction, feasible_eta
 from fixpoint.analysis.sequence import ContractionProfile, contraction_profile, equilibrium_gap
+from fixpoint.analysis.spectrum import spectral_radius
 
 __all__ = [
     "ContractionProfile",
@@ -10,4 +11,5 @@ __all__ = [
     "contraction_profile",
     "equilibrium_gap",
     "feasible_eta",
+    "spectral_radius",
 ]

@@ -16,7 +16,7 @@ MatrixMap = Callable[[Tensor], Tensor]
 class FeasibleEta(NamedTuple):
     """The open interval of eta that satisfy the condition, for each sample.
 
-    lower, upper: its ends, (B,); NaN where no eta does.
+    lower, upper: its ends, (B,); NaN where no eta does, or z, phi(z) or J is not finite.
     feasible: whether any eta does, (B,).
     """
 
@@ -36,6 +36,9 @@ def contraction(phi: MatrixMap, z: Tensor, eta: float | Tensor) -> Tensor:
         z: (B, D).
         eta: a number or one a sample, (B,).
 
+    Returns:
+        NaN for a sample where z, phi(z) or J is not finite.
+
     Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network,
         Theorem 1.
 
@@ -45,10 +48,11 @@ def contraction(phi: MatrixMap, z: Tensor, eta: float | Tensor) -> Tensor:
         >>> contraction(lambda z: 0.5 * z, torch.zeros(1, 2, dtype=torch.float64), eta=1.0)
         tensor([0.5000], dtype=torch.float64)
     """
-    F = _residual_jacobian(phi, z)
+    F, good = _residual_jacobian(phi, z)
     steps = torch.as_tensor(eta, dtype=F.dtype, device=F.device).reshape(-1, 1, 1)
     one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
-    return torch.linalg.matrix_norm(one + steps * F, 2).to(z.dtype)
+    norm = torch.linalg.matrix_norm(one + steps * F, 2)
+    return torch.where(good, norm, torch.nan).to(z.dtype)
 
 
 def feasible_eta(phi: MatrixMap, z: Tensor) -> FeasibleEta:
@@ -69,12 +73,13 @@ def feasible_eta(phi: MatrixMap, z: Tensor) -> FeasibleEta:
         >>> feasible_eta(lambda z: 0.5 * z, torch.zeros(1, 2)).upper
         tensor([4.])
     """
-    F = _residual_jacobian(phi, z)
+    F, good = _residual_jacobian(phi, z)
     S = -(F + F.mT)
     spectrum = torch.linalg.eigvalsh(S)
     # 1 where S > 0, -1 where S < 0, 0 where it is indefinite.
     sign = (spectrum[:, 0] > 0).to(S.dtype) - (spectrum[:, -1] < 0).to(S.dtype)
-    feasible = sign != 0
+    feasible = (sign != 0) & good
+    sign = torch.where(feasible, sign, 0.0)
     definite = sign[:, None, None] * S
     one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
     L, _ = torch.linalg.cholesky_ex(torch.where(feasible[:, None, None], definite, one))
@@ -87,7 +92,13 @@ def feasible_eta(phi: MatrixMap, z: Tensor) -> FeasibleEta:
     return FeasibleEta(lower, upper, feasible)
 
 
-def _residual_jacobian(phi: MatrixMap, z: Tensor) -> Tensor:
-    """f'(z) = J - I in float64, (B, D, D)."""
-    J = batch_jacobian(phi, z).double()
-    return J - torch.eye(J.shape[1], dtype=J.dtype, device=J.device)
+def _residual_jacobian(phi: MatrixMap, z: Tensor) -> tuple[Tensor, Tensor]:
+    """f'(z) = J - I in float64, (B, D, D), and whether z, phi(z) and J are finite, (B,).
+
+    Where they are not, -I stands in, so that the other samples get their answer.
+    """
+    J = batch_jacobian(phi, z).detach().double()
+    fz = phi(z).detach()
+    good = z.isfinite().all(1) & fz.isfinite().all(1) & J.isfinite().all(2).all(1)
+    one = torch.eye(J.shape[1], dtype=J.dtype, device=J.device)
+    return torch.where(good[:, None, None], J, 0.0) - one, good

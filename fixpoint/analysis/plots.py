@@ -75,7 +75,7 @@ def contraction_figure(records: list[dict[str, Any]]) -> Figure:
 
 def _legend_below(figure: Figure, panels: list[Axes]) -> None:
     """One legend for all panels, under them: inside it would hide a curve."""
-    handles = {}
+    handles: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)

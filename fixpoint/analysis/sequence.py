@@ -80,7 +80,8 @@ def _steps(layer: ERNN, t: int) -> Tensor:
 
 @torch.no_grad()
 def equilibrium_gap(cell: Cell, x: Tensor, output: Tensor) -> Tensor:
-    """How far each state is from its equilibrium: rms(phi(h_t) - h_t) / rms(phi(h_t)), (T, B).
+    """How far each state is from its equilibrium, (T, B): |phi(h_t) - h_t| over the larger of
+    |phi(h_t)| and |h_t|.
 
     Near 0 the state is equilibrated; near 1 it is not: the layer integrates its input over time.
 
@@ -93,4 +94,5 @@ def equilibrium_gap(cell: Cell, x: Tensor, output: Tensor) -> Tensor:
     past = torch.cat([torch.zeros_like(output[:1]), output[:-1]])
     target = torch.stack([at(t, past[t])(output[t]) for t in range(len(x))])
     tiny = torch.finfo(output.dtype).tiny
-    return (target - output).norm(dim=2) / target.norm(dim=2).clamp_min(tiny)
+    size = torch.maximum(target.norm(dim=2), output.norm(dim=2))
+    return (target - output).norm(dim=2) / size.clamp_min(tiny)

@@ -1,4 +1,4 @@
-"""Recurrent models built on fixed points."""
+"""Models built on fixed points, and what keeps their maps well-behaved."""
 
 from fixpoint.models.cells import (
     ACTIVATIONS,
@@ -10,12 +10,17 @@ from fixpoint.models.cells import (
     SelfFeedbackCell,
 )
 from fixpoint.models.classifier import LastStateClassifier, model_size_kb, parameter_count
+from fixpoint.models.deq import DEQ
+from fixpoint.models.dropout import VariationalDropout
 from fixpoint.models.ernn import ERNN
+from fixpoint.models.holding import held
+from fixpoint.models.norm_bound import contract
 from fixpoint.models.scan import Trajectory, check_pair, scan
 
 __all__ = [
     "ACTIVATIONS",
     "CELLS",
+    "DEQ",
     "ERNN",
     "Cell",
     "IdentityFeedbackCell",
@@ -24,7 +29,10 @@ __all__ = [
     "LinearCell",
     "SelfFeedbackCell",
     "Trajectory",
+    "VariationalDropout",
     "check_pair",
+    "contract",
+    "held",
     "model_size_kb",
     "parameter_count",
     "scan",

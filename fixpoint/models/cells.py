@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations, parametrize
 
+from fixpoint.models.norm_bound import contract
 from fixpoint.names import unknown_name
-from fixpoint.solvers.checks import at_least, positive
+from fixpoint.solvers.checks import at_least
 
 Phi = Callable[[Tensor], Tensor]
 
@@ -139,8 +139,8 @@ class SelfFeedbackCell(Cell):
     """phi = sigma(U h + V h_{t-1} + W x + b): the cell for equilibria solved to a tolerance.
 
     Args:
-        bound: keep ||U||_2 = bound by `torch.nn.utils.parametrizations.spectral_norm`. Below 1
-            phi is a contraction, so that exactly one equilibrium exists. None leaves U free.
+        bound: keep ||U||_2 = bound by `contract`. Below 1 phi is a contraction, so that exactly
+            one equilibrium exists. None leaves U free.
 
     Source: Eq. h, with one nonlinear layer for phi.
     """
@@ -158,7 +158,7 @@ class SelfFeedbackCell(Cell):
         self.U = _weight(hidden_size, hidden_size)
         self.bound = bound
         if bound is not None:
-            _bound_norm(self, "U", positive(bound=bound))
+            contract(self, "U", bound=bound)
 
     def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
         drive, U, V = self.drive(x).unbind(0), self.U, self.V
@@ -222,7 +222,7 @@ class LinearCell(Cell):
         self.U = _weight(hidden_size, hidden_size)
         self.bound = bound
         if bound is not None:
-            _bound_norm(self, "U", positive(bound=bound))
+            contract(self, "U", bound=bound)
 
     def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
         drive, U, V = self.drive(x).unbind(0), self.U, self.V
@@ -258,23 +258,6 @@ CELLS: dict[str, type[Cell]] = {
     "linear": LinearCell,
 }
 """Every cell by the name that `ERNN` and the command line take."""
-
-
-class _Scale(nn.Module):
-    """The parametrization X -> bound * X."""
-
-    def __init__(self, bound: float) -> None:
-        super().__init__()
-        self.bound = bound
-
-    def forward(self, X: Tensor) -> Tensor:
-        return self.bound * X
-
-
-def _bound_norm(module: nn.Module, name: str, bound: float) -> None:
-    """Keep the 2-norm of a weight at `bound`."""
-    parametrizations.spectral_norm(module, name)
-    parametrize.register_parametrization(module, name, _Scale(bound))
 
 
 def _weight(rows: int, columns: int) -> nn.Parameter:

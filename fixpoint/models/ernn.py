@@ -139,6 +139,10 @@ class ERNN(nn.Module):
             expected = (1, *batch, self.hidden_size)
             if tuple(hx.shape) != expected:
                 raise ValueError(f"hx must be {expected}; got {tuple(hx.shape)}")
+            if hx.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+                raise TypeError(
+                    f"hx must have the dtype of x, {x.dtype}; got {hx.dtype}: convert it"
+                )
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}" + (

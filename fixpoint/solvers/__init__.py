@@ -14,6 +14,8 @@ from fixpoint.solvers.broyden import Broyden
 from fixpoint.solvers.inexact_newton import InexactNewton
 from fixpoint.solvers.newton import Newton
 from fixpoint.solvers.picard import Picard
+from fixpoint.solvers.scipy import SciPySolver
+from fixpoint.solvers.torchdeq import TorchDEQSolver, register_torchdeq
 
 SOLVERS: dict[str, Callable[..., IterativeSolver]] = {
     "picard": Picard,
@@ -54,5 +56,8 @@ __all__ = [
     "IterativeSolver",
     "Newton",
     "Picard",
+    "SciPySolver",
+    "TorchDEQSolver",
     "make_solver",
+    "register_torchdeq",
 ]

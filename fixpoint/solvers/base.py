@@ -136,6 +136,13 @@ def option_names(kind: type) -> list[str]:
     return names
 
 
+def refuse_options(kind: type, options: dict[str, Any], *refused: str) -> None:
+    """Refuse options of `IterativeSolver` that a solver without its loop cannot honour."""
+    for name in refused:
+        if name in options:
+            raise TypeError(f"{kind.__name__} runs a loop of its own and has no {name}: omit it")
+
+
 def iterate(
     solver: IterativeSolver,
     phi: MatrixMap,
@@ -164,7 +171,9 @@ def iterate(
             z = proposal if watch is None else watch.freeze(proposal, z)
     solution = _fixed_steps(solver, z) if watch is None else watch.solution(z)
     return solution._replace(
-        evaluations=solution.evaluations + derivatives.evaluations, products=derivatives.products
+        evaluations=solution.evaluations + derivatives.evaluations,
+        products=derivatives.products,
+        state=state,
     )
 
 
@@ -201,7 +210,7 @@ class _Watch:
     def look(self, k: int, z: Tensor, fz: Tensor, phi: MatrixMap) -> tuple[Tensor, Tensor]:
         """Measure z with fz = phi(z) and return both, lost samples put back where they were."""
         self.evaluations += 1
-        r, finite = _measure(self.solver, z, fz)
+        r, finite = measure(self.solver, z, fz)
         if self.solver.rejects_steps and k > 0:
             # The solver takes a step to where phi is not finite back: no sample is lost by it.
             r, finite = torch.where(finite, r, torch.inf), torch.ones_like(finite)
@@ -274,7 +283,7 @@ class _Watch:
 
 
 @torch.no_grad()
-def _measure(solver: IterativeSolver, z: Tensor, fz: Tensor) -> tuple[Tensor, Tensor]:
+def measure(solver: IterativeSolver, z: Tensor, fz: Tensor) -> tuple[Tensor, Tensor]:
     """Scaled residual of each sample, (B,), and whether z and fz are finite."""
     rtol, atol = (solver.rtol, solver.atol) if solver.has_tolerance else (1.0, 0.0)
     dtype = _norm_dtype(z)
@@ -286,7 +295,7 @@ def _measure(solver: IterativeSolver, z: Tensor, fz: Tensor) -> tuple[Tensor, Te
         # Both sides of the test are RMS: the factor 1 / sqrt(D) moves to atol.
         atol = atol * z.shape[1] ** 0.5
     scale = (rtol * size + atol).clamp_min_(torch.finfo(dtype).tiny)
-    return residual / scale, residual.isfinite()
+    return residual / scale, residual.isfinite() & size.isfinite()
 
 
 def _norm_dtype(z: Tensor) -> torch.dtype:

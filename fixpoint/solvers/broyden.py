@@ -21,6 +21,12 @@ class BroydenState(NamedTuple):
     trial: Trial
     factors: tuple[tuple[Tensor, Tensor], ...]
 
+    def transpose_solve(self, g: Tensor) -> Tensor:
+        """-H^T g, an estimate of the adjoint (I - J^T)^-1 g, (B, D)."""
+        for u, s in reversed(self.factors):
+            g = torch.addcmul(g, s, _dot(u, g))
+        return g
+
 
 class Broyden(IterativeSolver):
     """Quasi-Newton on g(z) = phi(z) - z: z <- z - lambda H g, H the inverse of an estimated g'.

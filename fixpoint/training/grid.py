@@ -53,6 +53,8 @@ def make_grid(
     Raises:
         ValueError: a name is unknown, or a pair that was asked for makes no sense.
     """
+    if backwards == []:
+        raise ValueError(f"--backward takes {' or '.join(BACKWARDS)}, or both by comma; got none")
     runs = []
     for spec, seed in itertools.product(solvers, seeds):
         solver, max_iter = parse_solver(spec)

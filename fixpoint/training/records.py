@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ class Records:
 
     Raises:
         OSError: the folder cannot be made or written.
-        ValueError: a line that is not the last one is no JSON.
+        ValueError: a line that is not the last one is no record.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,9 +28,10 @@ class Records:
 
     def append(self, record: Record) -> None:
         """Add a record, on disk before this returns."""
+        record = _standard(record)
         self.by_key[record["key"]] = record
         with self.path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(record, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -41,11 +43,30 @@ class Records:
             self.path.write_text(text[: len(text) - len(lines[-1])])
         records = []
         for number, line in enumerate(lines[:-1], 1):
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
+            record = _parse(line)
+            if record is None:
                 raise ValueError(
-                    f"line {number} of {self.path} is no JSON: remove that line, or use another "
+                    f"line {number} of {self.path} is no record: remove that line, or use another "
                     "--out folder"
-                ) from None
+                )
+            records.append(record)
         return records
+
+
+def _parse(line: str) -> Record | None:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) and "key" in record else None
+
+
+def _standard(value: Any) -> Any:
+    """The value with NaN and inf, which JSON does not have, as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _standard(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_standard(part) for part in value]
+    return value

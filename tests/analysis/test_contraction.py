@@ -1,0 +1,161 @@
+"""The convergence condition and its feasible interval, against NumPy and SciPy."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from fixpoint import Picard, solve
+from fixpoint.analysis import contraction, feasible_eta
+
+
+def matrix(seed, n=4, *, shift=0.0):
+    """A random n x n matrix of norm about 1, plus a multiple of the identity."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, n)) / np.sqrt(n) + shift * np.eye(n)
+
+
+def affine(J):
+    """phi(z) = z J^T + 1, whose Jacobian is J everywhere."""
+    weight = torch.from_numpy(J)
+    return lambda z: z @ weight.T.to(z.dtype) + 1
+
+
+def norm(F, eta):
+    return np.linalg.svd(np.eye(len(F)) + eta * F, compute_uv=False)[0]
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+@pytest.mark.parametrize("eta", [-0.7, 0.0, 0.01, 1.0, 3.0])
+def test_contraction_of_an_affine_map(n, eta):
+    J = matrix(0, n)
+    given = contraction(affine(J), torch.zeros(3, n, dtype=torch.float64), eta)
+    expected = norm(J - np.eye(n), eta)
+    np.testing.assert_allclose(given.numpy(), [expected] * 3, rtol=1e-13)
+
+
+def test_contraction_of_a_curved_map_at_each_sample():
+    A, rng = matrix(1, 5), np.random.default_rng(2)
+    z, c, eta = rng.normal(size=(3, 5)), rng.normal(size=5), np.array([0.3, -0.4, 1.7])
+    weight, offset = torch.from_numpy(A), torch.from_numpy(c)
+    given = contraction(
+        lambda z: torch.tanh(z @ weight.T + offset), torch.from_numpy(z), torch.from_numpy(eta)
+    )
+    for row in range(3):
+        slope = 1 - np.tanh(A @ z[row] + c) ** 2
+        F = np.diag(slope) @ A - np.eye(5)
+        assert given[row].item() == pytest.approx(norm(F, eta[row]), rel=1e-13)
+
+
+def test_contraction_is_the_rate_of_the_worst_direction():
+    """||phi_eta(a) - phi_eta(b)|| <= ||I + eta F|| ||a - b||, and some direction attains it."""
+    J, eta = matrix(3), 0.6
+    phi = affine(J)
+    value = contraction(phi, torch.zeros(1, 4, dtype=torch.float64), eta).item()
+    v = torch.from_numpy(np.linalg.svd(np.eye(4) + eta * (J - np.eye(4)))[2][:1].copy())
+    zero = torch.zeros(1, 4, dtype=torch.float64)
+
+    def step(z):
+        return z + eta * (phi(z) - z)
+
+    assert (step(v) - step(zero)).norm().item() == pytest.approx(value, rel=1e-13)
+
+
+def test_contraction_keeps_the_dtype_and_computes_in_float64():
+    """At a norm of 1 + 1e-9 float32 arithmetic would not see the difference from 1."""
+    z = torch.zeros(2, 3)
+    value = contraction(lambda z: 0.5 * z, z, 1.0)
+    assert value.dtype == torch.float32
+    assert value.tolist() == [0.5, 0.5]
+    assert not value.requires_grad
+
+
+def test_a_map_that_is_constant():
+    z = torch.zeros(2, 3, dtype=torch.float64)
+    assert contraction(torch.ones_like, z, 0.25).tolist() == [0.75, 0.75]
+    interval = feasible_eta(torch.ones_like, z)
+    assert interval.lower.tolist() == [0, 0]
+    np.testing.assert_allclose(interval.upper.numpy(), 2, rtol=1e-14)
+
+
+# The feasible interval. J = F + I.
+
+CASES = {
+    "positive": [matrix(seed, shift=-2.5) for seed in range(5)],  # F + F^T < 0: eta > 0
+    "negative": [matrix(seed, shift=2.5) for seed in range(5)],
+    "indefinite": [matrix(seed) for seed in range(5)],
+}
+EVERY = [(kind, F) for kind, matrices in CASES.items() for F in matrices]
+
+
+@pytest.mark.parametrize(("kind", "F"), EVERY)
+def test_feasible_eta_against_a_scan(kind, F):
+    """Every eta on a fine grid satisfies the condition iff it lies in the interval."""
+    phi, z = affine(F + np.eye(4)), torch.zeros(1, 4, dtype=torch.float64)
+    lower, upper, feasible = (part[0].item() for part in feasible_eta(phi, z))
+    reach = 3.0 if kind == "indefinite" else 1.5 * max(abs(lower), abs(upper))
+    grid = np.linspace(-reach, reach, 6001)
+    holds = np.array([norm(F, eta) < 1 for eta in grid])
+    assert feasible == (kind != "indefinite")
+    if not feasible:
+        assert np.isnan(lower)
+        assert np.isnan(upper)
+        assert not holds.any()
+        return
+    assert (lower == 0) if kind == "positive" else (upper == 0)
+    inside = (lower < grid) & (grid < upper)
+    # At the ends the norm is 1 and rounding decides.
+    ends = np.minimum(abs(grid - lower), abs(grid - upper)) < 1e-9
+    np.testing.assert_array_equal(holds[~ends], inside[~ends])
+    assert holds.sum() > 1000
+
+
+@pytest.mark.parametrize(("kind", "F"), [case for case in EVERY if case[0] != "indefinite"])
+def test_the_end_of_the_interval(kind, F):
+    """The norm is 1 there, and it is SciPy's smallest generalised eigenvalue."""
+    interval = feasible_eta(affine(F + np.eye(4)), torch.zeros(1, 4, dtype=torch.float64))
+    end = (interval.upper if kind == "positive" else interval.lower).item()
+    assert norm(F, end) == pytest.approx(1, abs=1e-12)
+    S = -(F + F.T) if kind == "positive" else F + F.T
+    smallest = scipy.linalg.eigh(S, F.T @ F, eigvals_only=True)[0]
+    assert abs(end) == pytest.approx(smallest, rel=1e-11)
+
+
+def test_samples_of_all_kinds_in_one_batch():
+    """phi(z) = sum over j of weights that differ by row: each row has its own interval."""
+    F = np.stack([CASES[kind][0] for kind in ("positive", "indefinite", "negative")])
+    J = torch.from_numpy(F + np.eye(4))
+    together = feasible_eta(
+        lambda z: torch.einsum("bij,bj->bi", J, z), torch.zeros(3, 4, dtype=torch.float64)
+    )
+    assert together.feasible.tolist() == [True, False, True]
+    for row in range(3):
+        alone = feasible_eta(affine(J[row].numpy()), torch.zeros(1, 4, dtype=torch.float64))
+        for given, expected in zip(together[:2], alone[:2], strict=True):
+            torch.testing.assert_close(given[row], expected[0], rtol=1e-12, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("slope", [-3.0, 0.5, 0.999, 1.5])
+def test_one_unit(slope):
+    """|1 + eta (slope - 1)| < 1 between 0 and 2 / (1 - slope)."""
+    interval = feasible_eta(lambda z: slope * z, torch.zeros(1, 1, dtype=torch.float64))
+    ends = sorted([0.0, 2 / (1 - slope)])
+    assert [interval.lower.item(), interval.upper.item()] == pytest.approx(ends, rel=1e-12)
+
+
+def test_no_step_is_feasible_for_the_identity_map():
+    interval = feasible_eta(lambda z: z, torch.zeros(1, 3))
+    assert not interval.feasible.item()
+    assert interval.lower.isnan().all()
+    assert interval.upper.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("share", "converges"), [(0.9, True), (1.1, False)])
+def test_the_interval_predicts_a_damped_iteration(share, converges):
+    """For a symmetric F the 2-norm is the spectral radius, so the prediction is sharp."""
+    J = matrix(5)
+    J = (J + J.T) / 4
+    phi, z = affine(J), torch.zeros(1, 4, dtype=torch.float64)
+    eta = share * feasible_eta(phi, z).upper.item()
+    solution = solve(phi, z, Picard(beta=eta, max_iter=400, rtol=1e-10, atol=0))
+    assert solution.converged.item() == converges

@@ -1,0 +1,129 @@
+"""The command line: help, version, and one line for whatever was wrong."""
+
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fixpoint
+from fixpoint.cli import app
+
+SCRIPT = Path(sysconfig.get_path("scripts")) / "fixpoint"
+SMALL = ["compare", "--solvers", "inexact-newton", "--hidden", "4", "--epochs", "1"]
+
+
+def run(*arguments, **environment):
+    return CliRunner().invoke(app, list(arguments), env=environment)
+
+
+def test_version():
+    result = run("--version")
+    assert (result.exit_code, result.stdout.strip()) == (0, fixpoint.__version__)
+
+
+def test_the_installed_command():
+    result = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, check=True)
+    assert (result.stdout.strip(), result.stderr) == (fixpoint.__version__, "")
+
+
+def test_help_lists_commands_and_options():
+    result = run("--help")
+    assert result.exit_code == 0
+    assert "compare" in result.stdout
+    text = run("compare", "--help").stdout
+    for option in (
+        *("--dataset", "--solvers", "--backward", "--cell", "--hidden", "--epochs", "--seeds"),
+        *("--out", "--device", "--batch-size", "--lr", "--jobs"),
+    ):
+        assert option in text
+
+
+def test_no_command_shows_the_help():
+    result = run()
+    assert "compare" in result.output
+
+
+BAD = {
+    "solver": (["--solvers", "picrd"], "unknown solver 'picrd': expected one of .*'picard'"),
+    "updates": (["--solvers", "picard:0"], "NAME or NAME:MAX_ITER .*got 'picard:0', try picard:2"),
+    "no solver": (["--solvers", ","], "at least one of --solvers"),
+    "data set": (["--dataset", "har"], "unknown data set 'har': expected one of har2-sample"),
+    "cell": (["--cell", "jordon"], "unknown cell 'jordon': expected one of .*'jordan'"),
+    "backward": (["--backward", "implict"], "unknown backward 'implict': expected one of unrolled"),
+    "no backward": (["--backward", ""], "--backward"),
+    "learned eta": (
+        ["--solvers", "inexact-newton", "--backward", "implicit"],
+        r"eta receives no gradient under Implicit: use Unrolled\(\)",
+    ),
+    "forgets the past": (
+        ["--solvers", "picard", "--cell", "jordan"],
+        "Picard with a tolerance would make it forget the past: use .*the self-feedback cell",
+    ),
+    "seeds": (["--seeds", "1,x"], "--seeds takes whole numbers by comma, as 0,1,2; got '1,x'"),
+    "fractional seeds": (["--seeds", "1.5"], "--seeds takes whole numbers .* got '1.5'"),
+    "no seeds": (["--seeds", ""], "at least one of .*--seeds"),
+    "huge seed": (["--seeds", "99999999999999999999"], "--seeds .*99999999999999999999"),
+    "device": (["--device", "gpu"], "--device must be cpu or cuda; got 'gpu'"),
+    "epochs": (["--epochs", "0"], "--epochs.* 1.* 0"),
+    "hidden": (["--hidden", "0"], "--hidden.* 1.* 0"),
+    "batch size": (["--batch-size", "0"], "--batch-size.* 1.* 0"),
+    "jobs": (["--jobs", "0"], "--jobs.* 1.* 0"),
+    "epochs as a word": (["--epochs", "two"], "--epochs.*two"),
+    "zero rate": (["--lr", "0"], r"--lr must be a finite number > 0; got 0\.0"),
+    "infinite rate": (["--lr", "inf"], "--lr must be a finite number > 0; got inf"),
+    "unknown option": (["--epoch", "1"], "--epoch.*--epochs"),
+}
+
+
+def assert_one_line(result, message):
+    assert result.exit_code == 2
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("fixpoint: ")
+    assert re.search(message, lines[0]), lines[0]
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gets_one_line_and_status_2(name, tmp_path, capfd):
+    arguments, message = BAD[name]
+    small = ["--hidden", "4"] if "--hidden" not in arguments else []
+    small += ["--epochs", "1"] if not {"--epochs", "--epoch"} & set(arguments) else []
+    small += ["--solvers", "inexact-newton"] if "--cell" not in arguments else []
+    out = tmp_path / "out"
+    result = run("compare", *small, *arguments, "--out", str(out))
+    assert "Traceback" not in capfd.readouterr().err  # of a process of its own
+    assert_one_line(result, message)
+    assert not out.exists()  # nothing has been run
+
+
+def test_a_missing_file_says_where_to_get_it(tmp_path):
+    result = run("compare", "--dataset", "har2", FIXPOINT_DATA=str(tmp_path))
+    assert_one_line(
+        result, f"har.npz was expected in {tmp_path} .*https://.*or set FIXPOINT_DATA to a folder"
+    )
+
+
+@pytest.mark.parametrize("below", ["", "below", "below/further"])
+def test_a_folder_that_cannot_be_written(tmp_path, below):
+    (tmp_path / "file").write_text("kept")
+    out = tmp_path / "file" / below
+    result = run(*SMALL, "--out", str(out))
+    assert_one_line(result, f"--out must be a folder that can be written; {out} cannot .*another")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("line", ["loss", "5", "{}"])
+def test_results_that_cannot_be_read(tmp_path, line):
+    (tmp_path / "runs.jsonl").write_text(f"{line}\n")
+    result = run(*SMALL, "--out", str(tmp_path))
+    assert_one_line(result, "line 1 of .*runs.jsonl .*remove that line, or use another --out")
+
+
+def test_a_damaged_data_file(tmp_path):
+    (tmp_path / "har.npz").write_bytes(b"PK\x03\x04")
+    result = run("compare", "--dataset", "har2", FIXPOINT_DATA=str(tmp_path))
+    assert_one_line(result, "har.npz is truncated or corrupt .*replace it by a fresh copy")

@@ -1,0 +1,31 @@
+"""A fixed number of steps is one graph under torch.compile."""
+
+import pytest
+import torch
+
+from fixpoint import FixedPoint, InexactNewton, Unrolled, make_solver
+
+
+@pytest.mark.parametrize("name", ["picard", "inexact-newton", "anderson", "broyden"])
+def test_a_fixed_number_of_steps_compiles_without_a_break(name):
+    if name == "inexact-newton":
+        solver = InexactNewton(max_iter=2, timesteps=4, eta=0.6)
+    else:
+        solver = make_solver(name, max_iter=3, rtol=0.0, atol=0.0)
+    layer = FixedPoint(solver, Unrolled())
+    U = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)) / 4
+    inputs = [U.requires_grad_(), torch.ones(3, 4, requires_grad=True), *layer.parameters()]
+
+    def run(x):
+        return layer(lambda z: torch.tanh(z @ U.T + x), torch.zeros_like(x), t=1).z
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    plain, fast = run(inputs[1]), compiled(inputs[1])
+    assert torch.allclose(plain, fast, atol=1e-6)
+    for a, b in zip(
+        torch.autograd.grad(plain.square().sum(), inputs),
+        torch.autograd.grad(fast.square().sum(), inputs),
+        strict=True,
+    ):
+        assert torch.allclose(a, b, atol=1e-5)

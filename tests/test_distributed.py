@@ -1,0 +1,47 @@
+"""Two processes with half of the batch each give the gradients of one with all of it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+from torch import nn
+
+from fixpoint import Anderson, FixedPoint, Implicit
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4).double()
+        self.layer = FixedPoint(Anderson(rtol=1e-12, atol=1e-12), Implicit())
+
+    def forward(self, x):
+        return self.layer(lambda z: torch.tanh(0.4 * self.linear(z) + x), torch.zeros_like(x)).z
+
+
+def batch():
+    return torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def work(rank, folder):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    model = nn.parallel.DistributedDataParallel(Block())
+    model(batch()[3 * rank : 3 * rank + 3]).square().mean().backward()
+    torch.save([p.grad for p in model.parameters()], f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_two_processes_equal_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    torch.multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
+    model = Block()
+    model(batch()).square().mean().backward()
+    for rank in (0, 1):
+        for p, grad in zip(model.parameters(), torch.load(tmp_path / f"{rank}.pt"), strict=True):
+            assert torch.allclose(p.grad, grad, rtol=1e-9, atol=1e-12)

@@ -1,0 +1,183 @@
+"""The training loop against a plain loop in torch, and how it counts what is right."""
+
+import math
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fixpoint.models import ERNN, LastStateClassifier
+from fixpoint.training import Epoch, evaluate, fit
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    layer = ERNN(9, 4, rank=2, timesteps=16, batch_first=True)
+    return LastStateClassifier(layer, 4, 2)
+
+
+def train(network, data, **options):
+    settings = {"epochs": 2, "batch_size": 32, "lr": 1e-2, "halve_every": 1, "seed": 0} | options
+    fabric = Fabric(accelerator="cpu", devices=1)
+    return list(fit(fabric, network, data, **settings))
+
+
+def untimed(epochs):
+    return [epoch._replace(seconds=0.0) for epoch in epochs]
+
+
+def equal_parameters(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_it_lowers_the_loss_and_beats_chance(tiny):
+    epochs = train(model(), tiny, epochs=12, lr=2e-2, halve_every=4)
+    assert [epoch.number for epoch in epochs] == list(range(1, 13))
+    losses = [epoch.train_loss for epoch in epochs]
+    assert losses[0] == pytest.approx(math.log(2), abs=0.15)
+    assert losses[-1] < losses[0] - 0.1
+    # Chance is 50 %, with a s.d. of 5.6 % on 81 windows.
+    assert epochs[-1].accuracy > 50 + 3 * 5.6
+    assert all(epoch.seconds > 0 for epoch in epochs)
+
+
+def test_it_is_the_plain_loop(tiny):
+    """Adam, batches in the order of a generator with the seed, lr halved; bit for bit."""
+    given, plain = model(), model()
+    epochs = train(given, tiny, epochs=3, halve_every=2, seed=5)
+    optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2)
+    order = torch.Generator().manual_seed(5)
+    for number in range(3):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 if number < 2 else 5e-3
+        total = 0.0
+        for rows in torch.randperm(189, generator=order).split(32):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(plain(tiny.x_train[rows]), tiny.y_train[rows])
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(rows)
+        # Means of six batches, summed in float32.
+        assert epochs[number].train_loss == pytest.approx(total / 189, rel=1e-6)
+        with torch.no_grad():
+            logits = plain(tiny.x_test)
+        right = (logits.argmax(1) == tiny.y_test).sum().item()
+        assert epochs[number].accuracy == pytest.approx(100 * right / 81)
+        assert epochs[number].test_loss == F.cross_entropy(logits, tiny.y_test).item()
+    assert equal_parameters(given, plain)
+
+
+def test_it_is_deterministic_given_a_seed(tiny):
+    first, second, other = model(), model(), model()
+    losses = untimed(train(first, tiny))
+    torch.rand(7)  # the global generator does not matter
+    assert untimed(train(second, tiny)) == losses
+    assert equal_parameters(first, second)
+    assert untimed(train(other, tiny, seed=1)) != losses
+    assert not equal_parameters(first, other)
+
+
+@pytest.mark.parametrize(
+    ("halve_every", "expected"), [(1, [1, 1 / 2, 1 / 4, 1 / 8]), (2, [1, 1, 1 / 2, 1 / 2])]
+)
+def test_the_learning_rate_halves(tiny, halve_every, expected):
+    seen = []
+    hook = register_optimizer_step_post_hook(
+        lambda optimizer, *_: seen.append(optimizer.param_groups[0]["lr"])
+    )
+    try:
+        train(model(), tiny, epochs=4, halve_every=halve_every, batch_size=100)
+    finally:
+        hook.remove()
+    assert seen == [1e-2 * share for share in expected for _ in range(2)]  # two batches an epoch
+
+
+def test_each_epoch_is_yielded_when_it_is_done(tiny):
+    network = model()
+    before = [p.detach().clone() for p in network.parameters()]
+    epochs = fit(
+        Fabric(accelerator="cpu", devices=1),
+        network,
+        tiny,
+        epochs=2,
+        batch_size=200,
+        lr=1e-2,
+        halve_every=1,
+        seed=0,
+    )
+    first = next(epochs)
+    assert first.number == 1
+    middle = [p.detach().clone() for p in network.parameters()]
+    # Adam's first step is lr in every number with a gradient.
+    moved = [(m - b).abs().max().item() for m, b in zip(middle, before, strict=True)]
+    assert max(moved) == pytest.approx(1e-2, rel=1e-3)
+    assert next(epochs).number == 2
+    assert isinstance(first, Epoch)
+    assert next(epochs, None) is None
+
+
+class Table(nn.Module):
+    """Logits of the window number x: rows of a table."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, x):
+        return self.logits[x[:, 0, 0].long()]
+
+
+NAN = math.nan
+
+
+def numbers(count):
+    return torch.arange(count, dtype=torch.float32).reshape(count, 1, 1)
+
+
+def test_evaluate_counts_windows_that_are_not_finite_as_wrong():
+    logits = torch.tensor([[0.0, 2.0], [0.0, 2.0], [NAN, 9.0], [NAN, NAN], [math.inf, 0.0]])
+    y = torch.tensor([1, 0, 1, 0, 0])
+    loss, accuracy = evaluate(Table(logits), numbers(5), y)
+    assert accuracy == 20.0
+    # The other two: log(1 + e^-2) and log(1 + e^2).
+    assert loss == pytest.approx((math.log1p(math.exp(-2)) + math.log1p(math.exp(2))) / 2)
+
+
+def test_evaluate_of_a_nan_window_through_the_model(tiny):
+    network = model()
+    x = tiny.x_test.clone()
+    _, clean = evaluate(network, x, tiny.y_test)
+    with torch.no_grad():
+        right = (network(x).argmax(1) == tiny.y_test).nonzero().flatten()
+    x[right[0], 3] = NAN
+    loss, accuracy = evaluate(network, x, tiny.y_test)
+    assert accuracy == pytest.approx(clean - 100 / 81)
+    assert math.isfinite(loss)
+
+
+def test_evaluate_with_no_finite_window():
+    loss, accuracy = evaluate(Table(torch.full((3, 2), NAN)), numbers(3), torch.zeros(3).long())
+    assert accuracy == 0.0
+    assert math.isnan(loss)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_evaluate_does_not_depend_on_the_batch_size(batch_size):
+    logits = torch.randn(7, 2, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(7) % 2
+    expected = evaluate(Table(logits), numbers(7), y)
+    assert evaluate(Table(logits), numbers(7), y, batch_size=batch_size) == expected
+
+
+def test_evaluate_runs_in_eval_mode_without_gradient():
+    class Modes(Table):
+        def forward(self, x):
+            self.seen = (self.training, torch.is_grad_enabled())
+            return super().forward(x)
+
+    network = Modes(torch.zeros(2, 2)).train()
+    evaluate(network, numbers(2), torch.zeros(2).long())
+    assert network.seen == (False, False)
