@@ -186,8 +186,8 @@ def _fixed_steps(solver: IterativeSolver, z: Tensor) -> Solution:
 class _Watch:
     """Measures one solve, freezes its samples and counts; (z, fz, r) always belong together.
 
-    Right after a check the host knows how many samples are active, and skips masks that would
-    change nothing; between two checks every mask is applied.
+    As long as every sample is active and finite, which the host knows right after a check, there
+    is nothing to mask, and the bookkeeping of single samples is left out.
     """
 
     def __init__(self, solver: IterativeSolver, z: Tensor) -> None:
@@ -195,14 +195,16 @@ class _Watch:
         self.active = torch.ones(len(z), dtype=torch.bool, device=z.device)
         self.failed = torch.zeros_like(self.active)
         self.masking = solver.check_every > 1
-        self.active_count: int | None = None
+        self.all_active = solver.check_every == 1
         self.done = False
+        self.active_count = len(z)
         self.r = torch.full((len(z),), torch.inf, dtype=_norm_dtype(z), device=z.device)
         self.z, self.fz = z, z
         self.keep_best = solver.keep_best or solver.rejects_steps
         self.best_r, self.best_z = self.r, z
         self.stuck = self.failed
-        self.iterations = torch.zeros_like(self.active, dtype=torch.int64)
+        self.common = 0  # updates made while all samples were active
+        self.iterations = torch.zeros_like(self.active, dtype=torch.int64)  # those after
         self.evaluations = 0
         self.residuals: list[Tensor] = []
         self.iterates: list[Tensor] = []
@@ -214,28 +216,29 @@ class _Watch:
         if self.solver.rejects_steps and k > 0:
             # The solver takes a step to where phi is not finite back: no sample is lost by it.
             r, finite = torch.where(finite, r, torch.inf), torch.ones_like(finite)
-        lost = self.active & ~finite
-        active = self.active & finite
-        if self.solver.has_tolerance:
-            active = active & (r > 1)
         better = r < self.best_r
-        self.active_count, lost_count, better_count = None, 0, -1
+        active = finite & (r > 1) if self.solver.has_tolerance else finite
+        if not self.all_active:
+            active = active & self.active
+        all_better, some_lost = False, False
         if k % self.solver.check_every == 0:
-            counts = torch.stack((active, lost, better)).sum(1)
-            self.active_count, lost_count, better_count = counts.tolist()
-            self.done = self.active_count == 0
-            self.masking = self.masking or lost_count > 0
+            counts = torch.stack((active, finite, better)).sum(1).tolist()
+            # A sample that is done needs no best state: all that were still active improved.
+            all_better = counts[2] == self.active_count and not self.masking
+            self.active_count = counts[0]
+            self.done = counts[0] == 0
+            some_lost = counts[1] < len(z)
+            self.masking = self.masking or some_lost
+            self.all_active = self.all_active and counts[0] == len(z)
         if self.masking:
-            back = ~finite
-            z, r = _rows(back, self.z, z), torch.where(back, self.r, r)
+            self.failed = self.failed | (self.active & ~finite)
+            z, r = _rows(finite, z, self.z), torch.where(finite, r, self.r)
             # In the graph of fz a lost sample's zero gradient would meet inf and spoil the rest.
-            if lost_count and k > 0 and torch.is_grad_enabled():
+            if some_lost and k > 0 and torch.is_grad_enabled():
                 fz = phi(z)
                 self.evaluations += 1
-            fz = _rows(back, self.fz, fz)
-            self.failed = self.failed | lost
+            fz = _rows(finite, fz, self.fz)
         if self.keep_best:
-            all_better = better_count == len(z)
             self.best_z = z if all_better else _rows(better, z, self.best_z)
             self.best_r = r if all_better else torch.where(better, r, self.best_r)
         self.z, self.fz, self.r, self.active = z, fz, r, active
@@ -246,12 +249,15 @@ class _Watch:
 
     def freeze(self, proposal: Tensor, z: Tensor) -> Tensor:
         """The proposal, with samples that are done left where they are."""
-        self.iterations = self.iterations + self.active
-        if self.active_count != len(z):
+        if self.all_active:
+            self.common += 1
+        else:
+            self.iterations = self.iterations + self.active
             proposal = _rows(self.active, proposal, z)
         if self.solver.rejects_steps and self.solver.has_tolerance:
             self.stuck = self.stuck | (self.active & (proposal == z).all(1))
             self.active = self.active & ~self.stuck
+            self.all_active = False
         return proposal
 
     def solution(self, z: Tensor) -> Solution:
@@ -272,7 +278,7 @@ class _Watch:
         if solver.record is not None:
             iterates = torch.stack(self.iterates) if self.iterates else None
             trace = Trace(torch.stack(self.residuals), iterates)
-        return Solution(z, r, self.iterations, self.evaluations, result, trace)
+        return Solution(z, r, self.common + self.iterations, self.evaluations, result, trace)
 
     def _stalled(self) -> Tensor:
         """Whether the smallest residual lies in the first half of ten or more updates, (B,)."""
@@ -282,9 +288,9 @@ class _Watch:
         return torch.stack(self.residuals).argmin(0) <= updates // 2
 
 
-@torch.no_grad()
 def measure(solver: IterativeSolver, z: Tensor, fz: Tensor) -> tuple[Tensor, Tensor]:
     """Scaled residual of each sample, (B,), and whether z and fz are finite."""
+    z, fz = z.detach(), fz.detach()
     rtol, atol = (solver.rtol, solver.atol) if solver.has_tolerance else (1.0, 0.0)
     dtype = _norm_dtype(z)
     if solver.norm is not None:
@@ -294,8 +300,9 @@ def measure(solver: IterativeSolver, z: Tensor, fz: Tensor) -> tuple[Tensor, Ten
         residual = torch.linalg.vector_norm(fz - z, dim=1, dtype=dtype)
         # Both sides of the test are RMS: the factor 1 / sqrt(D) moves to atol.
         atol = atol * z.shape[1] ** 0.5
-    scale = (rtol * size + atol).clamp_min_(torch.finfo(dtype).tiny)
-    return residual / scale, residual.isfinite() & size.isfinite()
+    finite = residual + size < torch.inf  # False for NaN too; cheaper than isfinite
+    scale = (size * rtol).add_(atol).clamp_min_(torch.finfo(dtype).tiny)
+    return residual / scale, finite
 
 
 def _norm_dtype(z: Tensor) -> torch.dtype:

@@ -16,10 +16,11 @@ LEAST_PIVOT = 0.1
 
 
 class BroydenState(NamedTuple):
-    """The step being tried and the factors (u_j, s_j) of H, (B, D) each."""
+    """The step being tried, the factors (u_j, s_j) of H, (B, D) each, and direction / (-H g)."""
 
     trial: Trial
     factors: tuple[tuple[Tensor, Tensor], ...]
+    cut: Tensor  # (B, 1)
 
     def transpose_solve(self, g: Tensor) -> Tensor:
         """-H^T g, an estimate of the adjoint (I - J^T)^-1 g, (B, D)."""
@@ -75,20 +76,25 @@ class Broyden(IterativeSolver):
     ) -> tuple[Tensor, BroydenState]:
         if state is None:
             new = judge(None, z, fz)
-            return fz, BroydenState(Trial(z, new.g, new.merit, new.g, new.length), ())
-        last, factors = state
+            trial = Trial(z, new.g, new.merit, new.g, new.length)
+            return fz, BroydenState(trial, (), torch.ones_like(new.merit))
+        last, factors, cut = state
         most = (1 + self.growth / k) ** 2 * last.merit
         accepted, z, g, merit, length = judge(last, z, fz, most=most)
         if len(factors) == self.memory:
-            direction, factors = g, ()
+            direction, factors, cut = g, (), torch.ones_like(cut)
         else:
-            s = torch.where(accepted, last.length * last.direction, 0.0)
+            s = torch.where(accepted, last.length, 0.0) * last.direction
             p = _apply(factors, -g)
-            u = _factor(s, p - _apply(factors, -last.g))
+            u = _factor(s, p + last.direction / cut)
             factors = (*factors, (u, s))
-            direction = _limit(-(p + u * _dot(s, p)), g)
-        direction = torch.where(accepted, direction, last.direction)
-        return z + length * direction, BroydenState(Trial(z, g, merit, direction, length), factors)
+            direction = -(p + u * _dot(s, p))
+            new_cut = _limit(direction, g, merit)
+            # Exact where the weight is 0 or 1, and faster than `where`.
+            direction = torch.lerp(last.direction, new_cut * direction, accepted.to(z.dtype))
+            cut = torch.where(accepted, new_cut, cut)
+        trial = Trial(z, g, merit, direction, length)
+        return torch.addcmul(z, length, direction), BroydenState(trial, factors, cut)
 
     def extra_repr(self) -> str:
         return f"memory={self.memory}, growth={self.growth:g}, {super().extra_repr()}"
@@ -116,16 +122,16 @@ def _factor(s: Tensor, q: Tensor) -> Tensor:
     return torch.where(moved, weight, 0.0) * (s - q)
 
 
-def _limit(direction: Tensor, g: Tensor) -> Tensor:
-    """The direction, cut to |g| / sqrt(eps).
+@torch.no_grad()
+def _limit(direction: Tensor, g: Tensor, merit: Tensor) -> Tensor:
+    """The factor that cuts the direction to |g| / sqrt(eps), (B, 1); merit is |g|^2.
 
     Where phi has no fixed point, z + 1 say, secant steps would grow until phi(z) - z is lost in
     the rounding of z and looks like a solution.
     """
-    with torch.no_grad():
-        most = _dot(g, g) / torch.finfo(g.dtype).eps
-        cut = (most / _dot(direction, direction)).sqrt().clamp(max=1.0).nan_to_num(nan=1.0)
-    return direction * cut
+    share = merit / (torch.finfo(g.dtype).eps * _dot(direction, direction))
+    tiny = torch.finfo(g.dtype).tiny
+    return share.sqrt().nan_to_num(nan=1.0).clamp(min=tiny, max=1.0)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -212,7 +212,7 @@ class _Shield:
         fz = self.phi(z)
         self.r, finite = measure(self.solver, z, fz)
         self.lost = self.lost | ~finite
-        better = (self.r < self.best_r) & ~self.lost
+        better = self.r < self.best_r
         self.best = torch.where(better[:, None], z, self.best)
         self.best_r = torch.where(better, self.r, self.best_r)
         if tau != 1:

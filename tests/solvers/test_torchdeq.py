@@ -121,14 +121,27 @@ def test_their_damping_without_statistics():
 
 
 def test_a_solver_registered_by_the_user_is_found():
-    def halving(func, x0, max_iter, tol, stop_mode):
-        return (x0 + 2) / 2, [], SolverStat()
+    def knowing(func, x0, max_iter, tol, stop_mode):
+        return torch.full_like(x0, 2.0), [], SolverStat()
 
-    torchdeq.solver.register_solver("halving", halving)
-    solution = solve(lambda z: 0.5 * z + 1, torch.full((1, 1), 2.0), TorchDEQSolver("halving"))
-    assert solution.converged.all()
-    with pytest.raises(TypeError, match="unknown option of torchdeq's halving 'beta'"):
-        TorchDEQSolver("halving", beta=0.5)
+    torchdeq.solver.register_solver("knowing", knowing)
+    solution = solve(lambda z: 0.5 * z + 1, torch.zeros(2, 1), TorchDEQSolver("knowing"))
+    assert (solution.z == 2).all()
+    assert solution.converged.tolist() == [True, True]
+    with pytest.raises(TypeError, match="unknown option of torchdeq's knowing 'beta'"):
+        TorchDEQSolver("knowing", beta=0.5)
+
+
+def test_a_solver_without_statistics_that_spends_its_budget_is_max_iter():
+    def wandering(func, x0, max_iter, tol, stop_mode):
+        for _ in range(max_iter):
+            func(x0)
+        return x0, [], SolverStat()
+
+    torchdeq.solver.register_solver("wandering", wandering)
+    solver = TorchDEQSolver("wandering", max_iter=12)
+    solution = solve(lambda z: 0.5 * z + 1, torch.zeros(2, 1), solver)
+    assert solution.result.tolist() == [Result.MAX_ITER, Result.MAX_ITER]
 
 
 @pytest.mark.parametrize("name", THEIRS)
@@ -169,6 +182,16 @@ def test_without_tolerance_the_last_of_all_steps_is_returned(name, count_calls):
 
 
 @pytest.mark.parametrize("name", THEIRS)
+def test_nothing_to_do_without_tolerance(name):
+    for shape, max_iter in (((2, 3), 0), ((0, 3), 5), ((2, 0), 5)):
+        solver = TorchDEQSolver(name, max_iter=max_iter, rtol=0.0, atol=0.0)
+        solution = solve(torch.cos, torch.ones(shape), solver)
+        assert torch.equal(solution.z, torch.ones(shape))
+        assert solution.evaluations == 0
+        assert (solution.result == Result.FIXED_STEPS).all()
+
+
+@pytest.mark.parametrize("name", THEIRS)
 def test_a_start_that_is_solved_stays(name):
     solution = solve(lambda z: z.clone(), torch.zeros(3, 2), TorchDEQSolver(name))
     assert solution.converged.all()
@@ -200,18 +223,23 @@ def test_a_non_finite_start_stops_at_once(name):
 @pytest.mark.parametrize("tolerance", [{"rtol": 1e-9}, {"rtol": 0.0, "atol": 0.0}])
 @pytest.mark.parametrize("name", THEIRS)
 def test_a_map_that_turns_nan_gives_the_best_finite_state(name, tolerance):
-    calls = 0
+    states = []
 
     def phi(z):
-        nonlocal calls
-        calls += 1
-        return 0.9 * torch.sin(z) + 1 if calls <= 4 else torch.full_like(z, math.nan)
+        states.append(z.item())
+        return 0.9 * torch.sin(z) + 1 if len(states) <= 4 else torch.full_like(z, math.nan)
 
     solution = solve(phi, torch.zeros(1, 1), TorchDEQSolver(name, **tolerance))
     assert solution.result.item() == Result.NONFINITE
+
+    def residual(z):
+        return abs(0.9 * math.sin(z) + 1 - z)
+
     z = solution.z.item()
-    assert abs(0.9 * math.sin(z) + 1 - z) < 1
-    assert solution.residual is None or solution.residual.isfinite().all()
+    assert z == min(states[:4], key=residual)
+    if solution.residual is not None:
+        scale = 1e-6 + 1e-9 * (0.9 * math.sin(z) + 1)
+        assert solution.residual.item() == pytest.approx(residual(z) / scale, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", THEIRS)
@@ -245,11 +273,18 @@ def test_a_row_that_torchdeq_left_before_its_tolerance_is_stalled():
         return torch.stack([10 * z[:, 1], 0.1 * z[:, 2], 0 * z[:, 2]], 1)
 
     z0 = torch.tensor([[1.0, 0.1, 1.0], [0.0, 0.0, 0.0]])
-    solver = TorchDEQSolver("fixed_point_iter", rtol=0.0, atol=0.2 / math.sqrt(3))
+    solver = TorchDEQSolver("fixed_point_iter", rtol=0.0, atol=0.2 / math.sqrt(3), max_iter=9)
     solution = solve(phi, z0, solver)
     assert solution.z[0].tolist() == pytest.approx([1, 0, 0])
     assert solution.result.tolist() == [Result.STALLED, Result.CONVERGED]
     assert solution.residual[0].item() == pytest.approx(1 / 0.2)
+
+
+def test_a_residual_that_has_not_fallen_is_stalled():
+    for max_iter, expected in ((9, Result.MAX_ITER), (12, Result.STALLED)):
+        solver = TorchDEQSolver("fixed_point_iter", max_iter=max_iter)
+        solution = solve(lambda z: -2 * z + 1, torch.zeros(1, 1), solver)
+        assert solution.result.item() == expected
 
 
 def test_unknown_names_and_options_are_refused():
@@ -385,6 +420,25 @@ def test_the_info_is_torchdeqs(stop_mode, tanh_layer):
             assert info[f"{mode}_lowest"][row] == min(trace)
 
 
+def test_the_step_reported_is_that_of_the_stop_mode():
+    # From 0 the residual grows and its ratio to phi(z) falls.
+    register_torchdeq()
+    for stop_mode, step in (("abs", 0), ("rel", 4)):
+        _, _, info = get_solver("fixpoint-picard")(
+            lambda z: 1.5 * z + 1, torch.zeros(1, 1), max_iter=4, stop_mode=stop_mode
+        )
+        assert info["nstep"].item() == step
+
+
+def test_their_states_carry_no_graph():
+    register_torchdeq()
+    w = torch.tensor(0.5, requires_grad=True)
+    z, states, _ = get_solver("fixpoint-picard")(
+        lambda z: w * z + 1, torch.zeros(1, 1), indexing=[1, 50]
+    )
+    assert not any(state.requires_grad for state in (z, *states))
+
+
 def test_sampled_states_are_the_best_so_far():
     register_torchdeq()
 
@@ -462,6 +516,9 @@ def test_tolerance_zero_runs_all_steps_and_return_final_gives_the_last(name, cou
     assert z.item() == 3
     assert info["nstep"].item() == 3
     assert info["abs_lowest"].item() == 8
+    picard = get_solver("fixpoint-picard")
+    z, _, info = picard(torch.cos, torch.zeros(1, 1), max_iter=9, tol=0.5, return_final=True)
+    assert info["nstep"].item() == 9
     z, _, info = get_solver("fixpoint-picard")(phi, torch.zeros(1, 1), max_iter=3, tol=0.0)
     assert z.item() == 0
     assert info["nstep"].item() == 0
