@@ -32,7 +32,8 @@ class Derivatives:
     def jvp(self, z: Tensor, v: Tensor) -> Tensor:
         """J v of each sample, (B, D)."""
         self.products += 1
-        return torch.func.jvp(self.phi, (z,), (v,))[1]
+        # A dual number takes no expanded tensor.
+        return torch.func.jvp(self.phi, (z.contiguous(),), (v.contiguous(),))[1]
 
 
 def batch_jacobian(phi: MatrixMap, z: Tensor) -> Tensor:

@@ -104,7 +104,10 @@ TWO = ["--solvers", "inexact-newton,inexact-newton:2"]
 
 
 def started(out):
-    """The process of a comparison of two runs, one at a time, after its first run."""
+    """A comparison of two runs, one at a time, when the first is recorded and the second begins.
+
+    Returns its process and the ids of its children; none are known where there is no /proc.
+    """
     process = subprocess.Popen(
         [SCRIPT, *SMALL, *TWO, "--out", out],
         stdout=subprocess.DEVNULL,
@@ -112,17 +115,22 @@ def started(out):
         text=True,
     )
     path, deadline = out / "runs.jsonl", time.monotonic() + 60
-    while not (path.exists() and path.read_bytes().endswith(b"\n")):
+    first, children = set(), set()
+    while True:
         assert time.monotonic() < deadline
         assert process.poll() is None
+        children = children_of(process)
+        recorded = path.exists() and path.read_bytes().endswith(b"\n")
+        if recorded and (children - first or not Path("/proc").exists()):
+            return process, children
+        if not recorded:
+            first |= children
         time.sleep(0.02)
-    return process
 
 
-def workers(process):
-    """Ids of the process's children, Linux only."""
+def children_of(process):
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+    return {int(pid) for pid in path.read_text().split()} if path.exists() else set()
 
 
 def gone(pids, seconds=60):
@@ -135,8 +143,7 @@ def gone(pids, seconds=60):
 
 
 def test_a_killed_comparison_goes_on(tmp_path):
-    process = started(tmp_path)
-    children = workers(process)
+    process, children = started(tmp_path)
     process.kill()
     process.communicate(timeout=60)
     kept = (tmp_path / "runs.jsonl").read_bytes()
@@ -153,8 +160,7 @@ def test_a_killed_comparison_goes_on(tmp_path):
 
 
 def test_stopping_by_hand_keeps_what_is_finished(tmp_path):
-    process = started(tmp_path)
-    children = workers(process)
+    process, children = started(tmp_path)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
