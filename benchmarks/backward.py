@@ -81,11 +81,11 @@ def main() -> None:
         print(lines[-1], flush=True)
     lines += [
         "",
-        "On this map unrolling is cheaper in time at every K shown: its backward pass needs neither",
-        "an adjoint solve nor its tests. Implicit differentiation holds one evaluation of phi,",
-        "whatever K is: less memory from K = 4 on. It pays where memory is short, where phi is",
-        "dear against the solver's bookkeeping, or where the solver needs few updates for the",
-        "adjoint. Far from the equilibrium (small K) both gradients differ from its, because z does.",
+        "On this map unrolling is cheaper in time at every K shown: its backward pass needs",
+        "neither an adjoint solve nor its tests. Implicit differentiation holds one evaluation of",
+        "phi, whatever K is: less memory from K = 4 on. It pays where memory is short, where phi",
+        "is dear against the solver's bookkeeping, or where the solver needs few updates for the",
+        "adjoint. Far from the equilibrium (small K) both gradients differ from its, as z does.",
         "Phantom costs one evaluation and is biased.",
     ]
     path = Path(__file__).parent.parent / "docs" / "backward_table.md"

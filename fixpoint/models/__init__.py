@@ -13,6 +13,7 @@ from fixpoint.models.classifier import LastStateClassifier, model_size_kb, param
 from fixpoint.models.deq import DEQ
 from fixpoint.models.dropout import VariationalDropout
 from fixpoint.models.ernn import ERNN
+from fixpoint.models.fused import fused_scan, plain_scan
 from fixpoint.models.holding import held
 from fixpoint.models.norm_bound import contract
 from fixpoint.models.scan import Trajectory, check_pair, scan
@@ -32,8 +33,10 @@ __all__ = [
     "VariationalDropout",
     "check_pair",
     "contract",
+    "fused_scan",
     "held",
     "model_size_kb",
     "parameter_count",
+    "plain_scan",
     "scan",
 ]

@@ -1,0 +1,168 @@
+"""Time the fused recurrence against torch's recurrent layers, the plain loop and its products.
+
+Minima of interleaved runs in one process, on one and two threads: ratios hold where times drift.
+Run: python benchmarks/recurrent.py [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch import Tensor, nn
+
+from fixpoint.models.fused import fused_scan, plain_scan
+
+# B, T, d, n
+SHAPES = {
+    "HAR-2": (128, 128, 9, 80),
+    "DSA-19": (128, 125, 45, 64),
+    "Google": (128, 99, 32, 100),
+    "Pixel-MNIST": (128, 784, 1, 128),
+}
+Run = Callable[[], object]
+Layer = tuple[Callable[[Tensor], Tensor], list[Tensor]]  # forward and its parameters
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few repeats")
+    seconds = 2.0 if parser.parse_args().quick else 20.0
+    names = "torch", "numpy", "scipy", "numba"
+    print(platform.processor() or platform.machine(), *(f"{x} {_version(x)}" for x in names))
+    one_thread: dict[str, tuple[float, float]] = {}
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for name, shape in SHAPES.items():
+            print(f"\n{name} (B, T, d, n) = {shape}, {torch.get_num_threads()} threads; ms")
+            best = minima(runs(*shape), seconds)
+            table(best)
+            ours = best["fused"], best["fused inference"]
+            if threads == 1:
+                one_thread[name] = ours
+            else:
+                gain = [x / y for x, y in zip(one_thread[name], ours, strict=True)]
+                print(f"2 threads against 1: training {gain[0]:.2f}x, inference {gain[1]:.2f}x")
+    torch.set_num_threads(1)
+    print("\nHAR-2, 1 thread: ms for T K inner steps, and us for each")
+    linear: dict[str, Run] = {}
+    steps = {
+        f"T = {T}, K = {K}": (T, K) for T, K in ((64, 1), (128, 1), (256, 1), (128, 2), (128, 4))
+    }
+    for name, (T, K) in steps.items():
+        linear[name] = training(*ours_layer(T, 128, 9, 80, K), torch.randn(T, 128, 9), 80)
+    for name, best_time in minima(linear, seconds).items():
+        T, K = steps[name]
+        print(f"  {name:20}{best_time * 1e3:8.2f}{best_time / (T * K) * 1e6:8.1f}")
+
+
+def runs(B: int, T: int, d: int, n: int) -> dict[str, Run]:
+    x = torch.randn(T, B, d)
+    layers: dict[str, Layer] = {
+        "fused": ours_layer(T, B, d, n),
+        "fused, last state": ours_layer(T, B, d, n, last_only=True),
+        "fused, recompute": ours_layer(T, B, d, n, recompute=True),
+        "plain loop": ours_layer(T, B, d, n, plain=True),
+        "nn.RNN relu": torch_layer(nn.RNN(d, n, nonlinearity="relu")),
+        "nn.GRU": torch_layer(nn.GRU(d, n)),
+        "nn.LSTM": torch_layer(nn.LSTM(d, n)),
+    }
+    out: dict[str, Run] = {}
+    for name, layer in layers.items():
+        out[name] = training(*layer, x, n)
+        out[f"{name} inference"] = inference(layer[0], x)
+    out["floor"] = products(3 * T, B, n)
+    return out
+
+
+def ours_layer(
+    T: int, B: int, d: int, n: int, K: int = 1, *, plain: bool = False, **options: bool
+) -> Layer:
+    """ERNN with eta (T, K), bare."""
+    W = torch.randn(n, d).mul_(0.1).requires_grad_()
+    A = torch.randn(n, n).mul_(0.1).requires_grad_()
+    bias = torch.zeros(n, requires_grad=True)
+    eta = torch.full((T, K), 0.01, requires_grad=True)
+    h0 = torch.zeros(B, n)
+
+    def forward(x: Tensor) -> Tensor:
+        scan = plain_scan if plain else fused_scan
+        return scan(x, A, 1 - eta, eta, h0, activation="relu", W=W, bias=bias, **options)
+
+    return forward, [W, A, bias, eta]
+
+
+def torch_layer(layer: nn.Module) -> Layer:
+    return (lambda x: layer(x)[0]), list(layer.parameters())
+
+
+def training(
+    forward: Callable[[Tensor], Tensor], parameters: list[Tensor], x: Tensor, n: int
+) -> Run:
+    gradient = torch.randn(*x.shape[:2], n)
+
+    def run() -> None:
+        y = forward(x)
+        torch.autograd.grad(y, parameters, gradient if y.dim() == 3 else gradient[0])
+
+    return run
+
+
+def inference(forward: Callable[[Tensor], Tensor], x: Tensor) -> Run:
+    return torch.no_grad()(lambda: forward(x))
+
+
+def products(count: int, B: int, n: int) -> Run:
+    """Products of the recurrence's own size into one buffer."""
+    h, A, out = torch.randn(B, n), torch.randn(n, n), torch.empty(B, n)
+
+    def run() -> None:
+        for _ in range(count):
+            torch.mm(h, A, out=out)
+
+    return run
+
+
+def minima(runs: dict[str, Run], seconds: float) -> dict[str, float]:
+    """The shortest time of each run in seconds, over interleaved rounds (at least three)."""
+    best = dict.fromkeys(runs, float("inf"))
+    start, rounds = time.perf_counter(), 0
+    while rounds < 3 or time.perf_counter() - start < seconds:
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - begin)
+        rounds += 1
+    return best
+
+
+def table(best: dict[str, float]) -> None:
+    """Times, and of each row the part that `fused` takes."""
+    floor, fused, fused_inference = best["floor"], best["fused"], best["fused inference"]
+    print(f"  {'':20}{'training':>9}{'fused is':>10}{'inference':>11}{'fused is':>10}")
+    for name in (x for x in best if f"{x} inference" in best):
+        times = best[name], best[f"{name} inference"]
+        ratios = fused / times[0], fused_inference / times[1]
+        print(
+            f"  {name:20}{times[0] * 1e3:9.2f}{ratios[0]:9.2f}x"
+            f"{times[1] * 1e3:11.2f}{ratios[1]:9.2f}x"
+        )
+    print(
+        f"  {'floor (3 T, T)':20}{floor * 1e3:9.2f}{fused / floor:9.2f}x"
+        f"{floor / 3 * 1e3:11.2f}{3 * fused_inference / floor:9.2f}x"
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+if __name__ == "__main__":
+    main()
