@@ -289,20 +289,23 @@ class _Watch:
 
 
 def measure(solver: IterativeSolver, z: Tensor, fz: Tensor) -> tuple[Tensor, Tensor]:
-    """Scaled residual of each sample, (B,), and whether z and fz are finite."""
+    """Scaled residual of each sample, (B,), never inf, and whether z and fz are finite."""
     z, fz = z.detach(), fz.detach()
     rtol, atol = (solver.rtol, solver.atol) if solver.has_tolerance else (1.0, 0.0)
-    dtype = _norm_dtype(z)
+    # Squares of float32 numbers as small as 1e-30 or as large as 1e30 leave float32.
+    wide = torch.float32 if z.device.type == "mps" else torch.float64
     if solver.norm is not None:
-        size, residual = solver.norm(fz).to(dtype), solver.norm(fz - z).to(dtype)
+        size, residual = solver.norm(fz).to(wide), solver.norm(fz - z).to(wide)
     else:
-        size = torch.linalg.vector_norm(fz, dim=1, dtype=dtype)
-        residual = torch.linalg.vector_norm(fz - z, dim=1, dtype=dtype)
+        size = torch.linalg.vector_norm(fz, dim=1, dtype=wide)
+        residual = torch.linalg.vector_norm(fz - z, dim=1, dtype=wide)
         # Both sides of the test are RMS: the factor 1 / sqrt(D) moves to atol.
         atol = atol * z.shape[1] ** 0.5
     finite = residual + size < torch.inf  # False for NaN too; cheaper than isfinite
-    scale = (size * rtol).add_(atol).clamp_min_(torch.finfo(dtype).tiny)
-    return residual / scale, finite
+    narrow = _norm_dtype(z)
+    scale = torch.maximum((size * rtol).add_(atol), torch.finfo(narrow).tiny * residual)
+    r = residual / scale.clamp_min_(torch.finfo(wide).tiny)
+    return r.to(narrow), finite
 
 
 def _norm_dtype(z: Tensor) -> torch.dtype:

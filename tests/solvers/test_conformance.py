@@ -266,6 +266,24 @@ def test_scale_does_not_matter(build, tanh_layer):
     assert len(counts) == 1
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
+def test_sizes_whose_squares_leave_float32(build, size):
+    solver = build(rtol=1e-3, atol=0.0, max_iter=60)
+    solution = solve(lambda z: 0.25 * z + 0.75 * size, torch.full((1, 3), 4 * size), solver)
+    # The inner products of other solvers leave float32 too; they may stall, and must not claim.
+    assert solution.converged.all() or build.name not in ("picard", "inexact-newton")
+    if solution.converged.all():
+        assert torch.allclose(solution.z / size, torch.ones(1, 3), rtol=3e-3)
+
+
+def test_a_relative_tolerance_at_zero_is_never_met_by_a_state_that_moves(build):
+    solution = solve(
+        torch.zeros_like, torch.full((1, 2), 10.0), build(rtol=1e-3, max_iter=0, atol=0)
+    )
+    assert solution.result.item() == Result.MAX_ITER
+    assert 1e37 < solution.residual.item() < math.inf
+
+
 def test_states_are_trees(build):
     z0 = {"a": torch.zeros(2, 3), "b": [torch.zeros(2), (torch.zeros(2, 2, 2),)]}
 
