@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers.base import IterativeSolver, dot
 from fixpoint.solvers.checks import positive
 
 
@@ -67,9 +67,9 @@ class BarzilaiBorwein(IterativeSolver):
             eta = torch.ones_like(z[:, :1])
         else:
             s, y = z - state.z, g - state.g
-            sy = _dot(s, y)
+            sy = dot(s, y)
             long = self.step == "long" or (self.step == "alternate" and k % 2 == 1)
-            above, below = (_dot(s, s), sy) if long else (sy, _dot(y, y))
+            above, below = (dot(s, s), sy) if long else (sy, dot(y, y))
             # The inner `where` keeps 0 / 0 out of the gradient; a sample at rest stays at rest.
             eta = -above / torch.where(below == 0, 1.0, below)
             size = eta.abs().clamp(1 / self.bound, self.bound)
@@ -78,7 +78,3 @@ class BarzilaiBorwein(IterativeSolver):
 
     def extra_repr(self) -> str:
         return f"step={self.step!r}, {super().extra_repr()}"
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(1, keepdim=True)

@@ -312,6 +312,11 @@ def _norm_dtype(z: Tensor) -> torch.dtype:
     return torch.promote_types(z.dtype, torch.float32)
 
 
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of each sample, (B, 1)."""
+    return (a * b).sum(1, keepdim=True)
+
+
 def _rows(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Rows of new where mask, (B,), else of old."""
     return torch.where(mask[:, None], new, old)

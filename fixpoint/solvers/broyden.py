@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers.base import IterativeSolver, dot
 from fixpoint.solvers.checks import at_least
 from fixpoint.solvers.line_search import Trial, judge
 
@@ -25,7 +25,7 @@ class BroydenState(NamedTuple):
     def transpose_solve(self, g: Tensor) -> Tensor:
         """-H^T g, an estimate of the adjoint (I - J^T)^-1 g, (B, D)."""
         for u, s in reversed(self.factors):
-            g = torch.addcmul(g, s, _dot(u, g))
+            g = torch.addcmul(g, s, dot(u, g))
         return g
 
 
@@ -88,7 +88,7 @@ class Broyden(IterativeSolver):
             p = _apply(factors, -g)
             u = _factor(s, p + last.direction / cut)
             factors = (*factors, (u, s))
-            direction = -(p + u * _dot(s, p))
+            direction = -(p + u * dot(s, p))
             new_cut = _limit(direction, g, merit)
             # Exact where the weight is 0 or 1, and faster than `where`.
             direction = torch.lerp(last.direction, new_cut * direction, accepted.to(z.dtype))
@@ -103,16 +103,16 @@ class Broyden(IterativeSolver):
 def _apply(factors: tuple[tuple[Tensor, Tensor], ...], p: Tensor) -> Tensor:
     """The product of all (I + u s^T) with p, (B, D)."""
     for u, s in factors:
-        p = torch.addcmul(p, u, _dot(s, p))
+        p = torch.addcmul(p, u, dot(s, p))
     return p
 
 
 def _factor(s: Tensor, q: Tensor) -> Tensor:
     """u = (s - q) / (s . q) with q damped towards s where the pivot is small, (B, D)."""
-    square = _dot(s, s)
+    square = dot(s, s)
     moved = square > 0
     square = torch.where(moved, square, 1.0)
-    pivot = _dot(s, q) / square
+    pivot = dot(s, q) / square
     small = pivot.detach().abs() < LEAST_PIVOT
     goal = torch.copysign(torch.full_like(pivot, LEAST_PIVOT), pivot.detach())
     # The inner `where` keeps 0 * inf out of the gradient at pivot = 1.
@@ -129,11 +129,6 @@ def _limit(direction: Tensor, g: Tensor, merit: Tensor) -> Tensor:
     Where phi has no fixed point, z + 1 say, secant steps would grow until phi(z) - z is lost in
     the rounding of z and looks like a solution.
     """
-    share = merit / (torch.finfo(g.dtype).eps * _dot(direction, direction))
+    share = merit / (torch.finfo(g.dtype).eps * dot(direction, direction))
     tiny = torch.finfo(g.dtype).tiny
     return share.sqrt().nan_to_num(nan=1.0).clamp(min=tiny, max=1.0)
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of each sample, (B, 1)."""
-    return (a * b).sum(1, keepdim=True)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fixpoint.solvers.base import dot
+
 LEAST_LENGTH = 1e-8
 """A step shorter than this share of the direction is given up."""
 
@@ -45,7 +47,7 @@ def judge(trial: Trial | None, z: Tensor, fz: Tensor, *, most: Tensor | None = N
     the trial's end, kept between a tenth and a half of the last.
     """
     g = fz - z
-    merit = (g * g).sum(1, keepdim=True)
+    merit = dot(g, g)
     if trial is None:
         return Judged(torch.ones_like(merit, dtype=torch.bool), z, g, merit, torch.ones_like(merit))
     if most is None:

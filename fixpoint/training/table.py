@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 from rich import box
 from rich.table import Table
 
-Record = dict[str, Any]
+from fixpoint.training.records import Record
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("last\nacc %", "accuracy_last", 2),
@@ -49,7 +48,7 @@ def _title(records: list[Record]) -> str:
 
 
 def _groups(records: list[Record]) -> list[list[Record]]:
-    groups: dict[tuple[Any, ...], list[Record]] = {}
+    groups: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
         key = tuple(v for name, v in record["run"].items() if name != "seed")
         groups.setdefault(key, []).append(record)
