@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
 import math
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.function import Function, once_differentiable
 from torch.nn.functional import linear
 
+from fixpoint.models import _operation
 from fixpoint.models.cells import ACTIVATIONS
 from fixpoint.names import unknown_name
-
-_HUGE = 2**25  # bytes; malloc returns smaller blocks without new page faults
 
 
 def fused_scan(
@@ -113,27 +105,8 @@ def unsupported(
     bias: Tensor | None = None,
 ) -> str | None:
     """Why `fused_scan` cannot take these arguments, or None where it can."""
-    if activation not in ACTIVATIONS:
-        return unknown_name("activation", activation, ACTIVATIONS)
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return "it cannot be traced, exported or compiled"
-    if torch.is_autocast_enabled("cpu"):
-        return "it keeps the dtype of its arguments and autocast is on"
     tensors = {"x": x, "A": A, "a": a, "b": b, "h0": h0, "W": W, "bias": bias}
-    for name, v in tensors.items():
-        if v is None:
-            continue
-        if v.device.type != "cpu":
-            return f"it runs on the CPU and {name} is on {v.device}"
-        if v.dtype not in (torch.float32, torch.float64):
-            return f"it takes float32 or float64 and {name} is {v.dtype}"
-        if v.dtype != x.dtype:
-            return f"it takes one dtype, but x is {x.dtype} and {name} is {v.dtype}"
-        if is_functorch_wrapped_tensor(v):
-            return f"it has no rule for torch.func transforms and {name} is in one"
-        if unpack_dual(v).tangent is not None:
-            return f"it has no forward-mode derivative and {name} carries a tangent"
-    return None
+    return _operation.refusal(tensors, activation)
 
 
 def _checked(
@@ -192,15 +165,23 @@ class _Scan(Function):
         last_only: bool,
         recompute: bool,
     ) -> Tensor:
-        X, A, a, b, h = X.contiguous(), A.contiguous(), a.contiguous(), b.contiguous(), _copy(h0)
+        X, A, a, b, h = (
+            X.contiguous(),
+            A.contiguous(),
+            a.contiguous(),
+            b.contiguous(),
+            _operation.copy(h0),
+        )
         (T, B, n), K = (len(X), *h.shape), a.shape[1]
         ctx.activation, ctx.last_only, ctx.recompute = activation, last_only, recompute
         ctx.segment = max(1, math.isqrt(T) if recompute else T)
         # Inner steps between two saved states.
         every = 1 if not recompute else K * ctx.segment if last_only else K
-        S = _states(h, T * K // every)
-        C = _empty((0 if recompute else T * K, B, n), h)
-        _sweeps(n).forward(X, W, bias, A, a, b, h, S, C, activation=activation, every=every)
+        S = _operation.states(h, T * K // every)
+        C = _operation.empty((0 if recompute else T * K, B, n), h)
+        _operation.sweeps("fused", n).forward(
+            X, W, bias, A, a, b, h, S, C, activation=activation, every=every
+        )
         ctx.save_for_backward(X, W, bias, A, a, b, S, C)
         return h if last_only else S[K // every :: K // every]
 
@@ -209,23 +190,30 @@ class _Scan(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         X, W, bias, A, a, b, S, C = ctx.saved_tensors
         (T, K), (B, n) = a.shape, S.shape[1:]
-        sweeps, options = _sweeps(n), {"activation": ctx.activation}
+        sweeps, options = _operation.sweeps("fused", n), {"activation": ctx.activation}
         if ctx.last_only:
-            G, g = grad.new_empty(0, B, n), _copy(grad)
+            G, g = grad.new_empty(0, B, n), _operation.copy(grad)
         else:
             G, g = grad.contiguous(), grad.new_zeros(B, n)
-        dU, dA, da, db = _empty((T, B, n), g), torch.zeros_like(A), *map(torch.empty_like, (a, b))
+        dU, dA, da, db = (
+            _operation.empty((T, B, n), g),
+            torch.zeros_like(A),
+            *map(torch.empty_like, (a, b)),
+        )
         steps = min(T, ctx.segment)
         if ctx.recompute:
             starts = S if ctx.last_only else S[:: ctx.segment]
-            S, C = _empty((steps * K + 1, B, n), g), _empty((steps * K, B, n), g)
-        D = dU if K == 1 else _empty((steps * K, B, n), g)
+            S, C = (
+                _operation.empty((steps * K + 1, B, n), g),
+                _operation.empty((steps * K, B, n), g),
+            )
+        D = dU if K == 1 else _operation.empty((steps * K, B, n), g)
         for lo in reversed(range(0, T, ctx.segment)):
             at = slice(lo, lo + ctx.segment)
             M, part = len(a[at]) * K, (A, a[at], b[at])
             if ctx.recompute:
                 S[0] = starts[lo // ctx.segment]
-                h = _copy(S[0])
+                h = _operation.copy(S[0])
                 sweeps.forward(X[at], W, bias, *part, h, S[: M + 1], C[:M], every=1, **options)
             D_at, V = (dU[at], dU[:0]) if K == 1 else (D[:M], dU[at])
             da[at], db[at] = sweeps.backward(G[at], *part, g, S[: M + 1], C[:M], D_at, V, **options)
@@ -266,43 +254,17 @@ def _infer(
     last_only: bool,
 ) -> Tensor:
     """The states alone, or nothing but the last."""
-    X, A, a, b, h = X.contiguous(), A.contiguous(), a.contiguous(), b.contiguous(), _copy(h0)
+    X, A, a, b, h = (
+        X.contiguous(),
+        A.contiguous(),
+        a.contiguous(),
+        b.contiguous(),
+        _operation.copy(h0),
+    )
     T, K = a.shape
     every = T * K + 1 if last_only else K
-    S, C = _states(h, T * K // every), h.new_empty(0, *h.shape)
-    _sweeps(len(A)).forward(X, W, bias, A, a, b, h, S, C, activation=activation, every=every)
+    S, C = _operation.states(h, T * K // every), h.new_empty(0, *h.shape)
+    _operation.sweeps("fused", len(A)).forward(
+        X, W, bias, A, a, b, h, S, C, activation=activation, every=every
+    )
     return h if last_only else S[1:]
-
-
-def _copy(h: Tensor) -> Tensor:
-    return h.clone(memory_format=torch.contiguous_format)
-
-
-def _states(h0: Tensor, count: int) -> Tensor:
-    """(count + 1, B, n), the first one h0."""
-    S = _empty((count + 1, *h0.shape), h0)
-    S[0] = h0
-    return S
-
-
-def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """torch.empty, in huge pages if large: page faults of a new buffer cost more than its use."""
-    if math.prod(shape) * like.element_size() < _HUGE:
-        return like.new_empty(shape)
-    return torch.from_numpy(np.empty(shape, str(like.dtype).removeprefix("torch.")))
-
-
-def _sweeps(n: int) -> ModuleType:
-    """The module with the `forward` and `backward` sweeps for n units."""
-    from fixpoint.models import _fused_torch
-
-    compiled = _compiled()
-    return compiled if compiled and n <= compiled.MAX_SIZE else _fused_torch
-
-
-@functools.cache
-def _compiled() -> ModuleType | None:
-    """The sweeps compiled by numba, imported at the first use, or None where it is missing."""
-    if importlib.util.find_spec("numba") is None:
-        return None
-    return importlib.import_module("fixpoint.models._fused_numba")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fixpoint.models import _fused_torch, fused
+from fixpoint.models import _fused_torch, _operation
 from fixpoint.models.cells import ACTIVATIONS
 from fixpoint.models.fused import fused_scan, plain_scan, unsupported
 
@@ -28,10 +28,10 @@ def sweeps(request, monkeypatch):
     """Both implementations, with new buffers full of NaN, so that a read before a write shows."""
     if request.param == "numba" and not HAS_NUMBA:
         pytest.skip("needs numba")
-    module = fused._compiled() if request.param == "numba" else _fused_torch
-    monkeypatch.setattr(fused, "_sweeps", lambda n: module)
-    empty = fused._empty
-    monkeypatch.setattr(fused, "_empty", lambda *args: empty(*args).fill_(torch.nan))
+    module = _operation.compiled("fused") if request.param == "numba" else _fused_torch
+    monkeypatch.setattr(_operation, "sweeps", lambda name, n: module)
+    empty = _operation.empty
+    monkeypatch.setattr(_operation, "empty", lambda *args: empty(*args).fill_(torch.nan))
     return module
 
 
@@ -232,7 +232,7 @@ def test_result_does_not_depend_on_threads(B, openmp, sweeps, monkeypatch):
     if not openmp:
         if sweeps is _fused_torch:
             pytest.skip("only the compiled sweeps start threads")
-        monkeypatch.setattr(sweeps, "_openmp", None)
+        monkeypatch.setattr("fixpoint.models._blocks.openmp", None)
     arguments = problem(6, B, 17, 2, 3)
     threads, results = torch.get_num_threads(), []
     try:
@@ -250,16 +250,17 @@ def test_result_does_not_depend_on_threads(B, openmp, sweeps, monkeypatch):
 @pytest.mark.skipif(not HAS_NUMBA, reason="needs numba")
 @pytest.mark.parametrize("openmp", [True, False])
 def test_error_in_a_thread_is_raised(openmp, monkeypatch):
-    compiled = fused._compiled()
+    from fixpoint.models import _blocks
+
     if not openmp:
-        monkeypatch.setattr(compiled, "_openmp", None)
+        monkeypatch.setattr(_blocks, "openmp", None)
 
     def work(first, last):
         if first:
             raise MemoryError("block")
 
     with pytest.raises(MemoryError, match="block"):
-        compiled._run(work, [(0, 1), (1, 2)])
+        _blocks.run(work, [(0, 1), (1, 2)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -321,20 +322,20 @@ def test_no_input_features():
 
 
 def test_large_buffers_have_their_type_and_shape(monkeypatch):
-    monkeypatch.setattr(fused, "_HUGE", 0)
+    monkeypatch.setattr(_operation, "HUGE", 0)
     expected = outcome(plain_scan, problem(5, 3, 4, 2), activation="relu")
     assert_same(outcome(fused_scan, problem(5, 3, 4, 2), activation="relu"), expected)
 
 
 def test_choice_of_sweeps(monkeypatch):
     monkeypatch.undo()
-    compiled = fused._compiled()
+    compiled = _operation.compiled("fused")
     assert (compiled is not None) == HAS_NUMBA
     if compiled:
-        assert fused._sweeps(compiled.MAX_SIZE) is compiled
-        assert fused._sweeps(compiled.MAX_SIZE + 1) is _fused_torch
-    monkeypatch.setattr(fused, "_compiled", lambda: None)
-    assert fused._sweeps(4) is _fused_torch
+        assert _operation.sweeps("fused", _operation.MAX_SIZE) is compiled
+        assert _operation.sweeps("fused", _operation.MAX_SIZE + 1) is _fused_torch
+    monkeypatch.setattr(_operation, "compiled", lambda name: None)
+    assert _operation.sweeps("fused", 4) is _fused_torch
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,159 @@
+"""What the sweeps compiled by numba share: blocks of rows, threads, activations.
+
+numba's cache of a function does not see changes in the functions it calls: after an edit here,
+delete the `__pycache__` of this folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from numba.extending import overload
+
+CODES = {"identity": 0, "relu": 1, "tanh": 2, "sigmoid": 3}
+# Loops vectorise where sums may be reordered and division does not raise; NaN and infinity keep
+# their meaning.
+FAST: Any = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+# OpenBLAS keeps up to 2^18 multiplications on the calling thread; 32 rows reach its full speed.
+PRODUCT, ROWS = 2**18, 32
+
+
+def split(B: int, weights: int) -> tuple[int, list[tuple[int, int]]]:
+    """Rows in a block, and for each thread its first and last (exclusive) block."""
+    threads = torch.get_num_threads()
+    share = max(1, -(-B // threads))
+    rows = -(-share // -(-share // min(ROWS, max(1, PRODUCT // weights))))
+    blocks = -(-B // rows)
+    threads = max(1, min(threads, blocks))
+    edges = [i * blocks // threads for i in range(threads + 1)]
+    return rows, list(itertools.pairwise(edges))
+
+
+openmp: Any = None
+with contextlib.suppress(AttributeError, OSError):  # torch's own, where it is the GNU one
+    openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY).GOMP_parallel
+_Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def run(work: Callable[[int, int], None], shares: list[tuple[int, int]]) -> None:
+    """Call `work(*share)` for all shares, each on a thread of torch's own pool where possible.
+
+    After each parallel operation the threads of torch spin for milliseconds: other threads would
+    have to fight them for the cores.
+    """
+    if len(shares) == 1:
+        return work(*shares[0])
+    work(0, 0)  # compile here: threads may have small stacks
+    if openmp is None:
+        with ThreadPoolExecutor(len(shares)) as pool:
+            list(pool.map(work, *zip(*shares, strict=True)))
+    else:
+        todo, errors = iter(shares), []
+
+        def region(_: int) -> None:
+            try:
+                for share in todo:
+                    work(*share)
+            except BaseException as error:  # it cannot pass through OpenMP
+                errors.append(error)
+
+        openmp(_Region(region), None, len(shares), 0)
+        if errors:
+            raise errors[0]
+
+
+def _tanh(x):  # type: ignore[no-untyped-def]
+    """tanh(x): in float32 a rational function that vectorises."""
+    raise NotImplementedError
+
+
+# Coefficients of x, x^3, .. and of 1, x^2, .. within a few units in the last place on [-8, 8].
+# Source: Eigen, generic_fast_tanh_float.
+_P = tuple(
+    np.float32(p)
+    for p in (
+        4.89352455891786e-03,
+        6.37261928875436e-04,
+        1.48572235717979e-05,
+        5.12229709037114e-08,
+        -8.60467152213735e-11,
+        2.00018790482477e-13,
+        -2.76076847742355e-16,
+    )
+)
+_Q = tuple(
+    np.float32(q)
+    for q in (
+        4.89352518554385e-03,
+        2.26843463243900e-03,
+        1.18534705686654e-04,
+        1.19825839466702e-06,
+    )
+)
+_EDGE = np.float32(7.90531110763549805)  # beyond, tanh is 1 in float32
+
+
+@overload(_tanh, jit_options=FAST)
+def _tanh_of_type(x):  # type: ignore[no-untyped-def]
+    if str(x) == "float64":
+        return lambda x: math.tanh(x)
+
+    def rational(x):  # type: ignore[no-untyped-def]
+        x = -_EDGE if x < -_EDGE else (_EDGE if x > _EDGE else x)
+        s = x * x
+        p = _P[5] + s * _P[6]
+        p = _P[3] + s * (_P[4] + s * p)
+        p = x * (_P[0] + s * (_P[1] + s * (_P[2] + s * p)))
+        return p / (_Q[0] + s * (_Q[1] + s * (_Q[2] + s * _Q[3])))
+
+    return rational
+
+
+@njit(cache=True, **FAST)
+def sigma(code, c, u, shift):  # type: ignore[no-untyped-def]
+    """c <- sigma(c + u + shift)."""
+    zero, half = c.dtype.type(0), c.dtype.type(0.5)
+    if code == 0:
+        for j in range(c.size):
+            c[j] += u[j] + shift[j]
+    elif code == 1:
+        for j in range(c.size):
+            x = c[j] + (u[j] + shift[j])
+            c[j] = zero if x <= zero else x
+    elif code == 2:
+        for j in range(c.size):
+            c[j] = _tanh(c[j] + (u[j] + shift[j]))
+    else:
+        for j in range(c.size):
+            c[j] = half + half * _tanh(half * (c[j] + (u[j] + shift[j])))
+
+
+@njit(cache=True, **FAST)
+def pull(code, d, c):  # type: ignore[no-untyped-def]
+    """d <- d sigma'(.) from c = sigma(.)."""
+    zero, one = d.dtype.type(0), d.dtype.type(1)
+    if code == 1:
+        for j in range(d.size):
+            d[j] = zero if c[j] <= zero else d[j]
+    elif code == 2:
+        for j in range(d.size):
+            d[j] *= one - c[j] * c[j]
+    elif code == 3:
+        for j in range(d.size):
+            d[j] *= c[j] * (one - c[j])
+
+
+@njit(cache=True, **FAST)
+def flat(X):  # type: ignore[no-untyped-def]
+    """A block (rows, n) as one vector, whose loops leave no remainder in each row."""
+    return X.reshape(X.size)
