@@ -1,4 +1,4 @@
-"""Time the fused recurrence against torch's recurrent layers, the plain loop and its products.
+"""Time the fused recurrences against torch's recurrent layers, plain loops and their products.
 
 Minima of interleaved runs in one process, on one and two threads: ratios hold where times drift.
 Run: python benchmarks/recurrent.py [--quick]
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fixpoint.models.fused import fused_scan, plain_scan
+from fixpoint.models.gated import gated_scan, plain_gated_scan
 
 # B, T, d, n
 SHAPES = {
@@ -41,6 +42,9 @@ def main() -> None:
             print(f"\n{name} (B, T, d, n) = {shape}, {torch.get_num_threads()} threads; ms")
             best = minima(runs(*shape), seconds)
             table(best)
+            for cell in ("FastGRNN", "UGRNN"):
+                pairs = ((best[f"{cell}{x}"], best[f"{cell} plain{x}"]) for x in ("", " inference"))
+                print(f"  {cell} against its plain loop:", *(f"{a / b:.2f}x" for a, b in pairs))
             ours = best["fused"], best["fused inference"]
             if threads == 1:
                 one_thread[name] = ours
@@ -67,6 +71,10 @@ def runs(B: int, T: int, d: int, n: int) -> dict[str, Run]:
         "fused, last state": ours_layer(T, B, d, n, last_only=True),
         "fused, recompute": ours_layer(T, B, d, n, recompute=True),
         "plain loop": ours_layer(T, B, d, n, plain=True),
+        "FastGRNN": gated_layer(T, B, d, n, 1),
+        "FastGRNN plain": gated_layer(T, B, d, n, 1, plain=True),
+        "UGRNN": gated_layer(T, B, d, n, 2),
+        "UGRNN plain": gated_layer(T, B, d, n, 2, plain=True),
         "nn.RNN relu": torch_layer(nn.RNN(d, n, nonlinearity="relu")),
         "nn.GRU": torch_layer(nn.GRU(d, n)),
         "nn.LSTM": torch_layer(nn.LSTM(d, n)),
@@ -94,6 +102,21 @@ def ours_layer(
         return scan(x, A, 1 - eta, eta, h0, activation="relu", W=W, bias=bias, **options)
 
     return forward, [W, A, bias, eta]
+
+
+def gated_layer(T: int, B: int, d: int, n: int, products: int, *, plain: bool = False) -> Layer:
+    """FastGRNN with one product, UGRNN with two, bare."""
+    W = torch.randn(products * n, d).mul_(0.1).requires_grad_()
+    V = torch.randn(products * n, n).mul_(0.1).requires_grad_()
+    bias = torch.zeros(2 * n, requires_grad=True)
+    p, q = (torch.tensor(v, requires_grad=True) for v in (0.73, 0.018))
+    h0 = torch.zeros(B, n)
+
+    def forward(x: Tensor) -> Tensor:
+        scan = plain_gated_scan if plain else gated_scan
+        return scan(x, V, p, q, h0, activation="tanh", W=W, bias=bias)
+
+    return forward, [W, V, bias, p, q]
 
 
 def torch_layer(layer: nn.Module) -> Layer:

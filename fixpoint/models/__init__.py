@@ -14,6 +14,7 @@ from fixpoint.models.deq import DEQ
 from fixpoint.models.dropout import VariationalDropout
 from fixpoint.models.ernn import ERNN
 from fixpoint.models.fused import fused_scan, plain_scan
+from fixpoint.models.gated import gated_scan, plain_gated_scan
 from fixpoint.models.holding import held
 from fixpoint.models.norm_bound import contract
 from fixpoint.models.scan import Trajectory, check_pair, scan
@@ -34,9 +35,11 @@ __all__ = [
     "check_pair",
     "contract",
     "fused_scan",
+    "gated_scan",
     "held",
     "model_size_kb",
     "parameter_count",
+    "plain_gated_scan",
     "plain_scan",
     "scan",
 ]

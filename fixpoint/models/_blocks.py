@@ -100,7 +100,8 @@ _Q = tuple(
         1.19825839466702e-06,
     )
 )
-_EDGE = np.float32(7.90531110763549805)  # beyond, tanh is 1 in float32
+# Beyond the edge exactly 1, so that a gate held open for many steps does not leak.
+_EDGE, _ONE = np.float32(7.90531110763549805), np.float32(1)
 
 
 @overload(_tanh, jit_options=FAST)
@@ -109,12 +110,12 @@ def _tanh_of_type(x):  # type: ignore[no-untyped-def]
         return lambda x: math.tanh(x)
 
     def rational(x):  # type: ignore[no-untyped-def]
-        x = -_EDGE if x < -_EDGE else (_EDGE if x > _EDGE else x)
         s = x * x
         p = _P[5] + s * _P[6]
         p = _P[3] + s * (_P[4] + s * p)
         p = x * (_P[0] + s * (_P[1] + s * (_P[2] + s * p)))
-        return p / (_Q[0] + s * (_Q[1] + s * (_Q[2] + s * _Q[3])))
+        y = p / (_Q[0] + s * (_Q[1] + s * (_Q[2] + s * _Q[3])))
+        return _ONE if x > _EDGE else (-_ONE if x < -_EDGE else y)
 
     return rational
 

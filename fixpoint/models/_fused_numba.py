@@ -33,7 +33,7 @@ def forward(
     if W is not None and not 0 < 8 * n * W.shape[1] <= PRODUCT:  # too wide for blocks of rows
         X, W, bias = linear(X, W, bias), None, None
     Wt = A[:0] if W is None else W.t().contiguous()
-    shift = A.new_zeros(n) if bias is None else bias
+    shift = A.new_zeros(n) if bias is None else bias.contiguous()
     arrays = [x.detach().numpy() for x in (X, Wt, shift, A.t().contiguous(), a, b, h, S, C)]
     rows, shares = split(len(h), max(A.numel(), Wt.numel()))
     run(lambda lo, hi: _forward(*arrays, CODES[activation], every, rows, lo, hi), shares)

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 _aten = torch.ops.aten
-_SIGMA: dict[str, Callable[[Tensor], Tensor]] = {
+SIGMA: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,
     "tanh": torch.tanh_,
     "sigmoid": torch.sigmoid_,
     "identity": lambda x: x,
 }
 # (y, c, out): out = y sigma'(.) from c = sigma(.)
-_PULL: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+PULL: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "relu": lambda y, c, out: _aten.threshold_backward(y, c, 0, grad_input=out),
     "tanh": lambda y, c, out: _aten.tanh_backward(y, c, grad_input=out),
     "sigmoid": lambda y, c, out: _aten.sigmoid_backward(y, c, grad_input=out),
@@ -54,7 +54,7 @@ def forward(
     scratch, At = torch.empty_like(h), A.t()
     for m, (at, bt) in enumerate(_scalars(a, b)):
         c = C[m] if len(C) else scratch
-        _SIGMA[activation](torch.addmm(U[m // K], h, At, out=c))
+        SIGMA[activation](torch.addmm(U[m // K], h, At, out=c))
         h.mul_(at).add_(c, alpha=bt)
         if (m + 1) % every == 0:
             S[(m + 1) // every].copy_(h)
@@ -90,7 +90,7 @@ def backward(
             g += G[t]
         da[t, k] = torch.dot(g.view(-1), S[m].view(-1))
         db[t, k] = torch.dot(g.view(-1), C[m].view(-1))
-        _PULL[activation](g, C[m], D[m]).mul_(bt)
+        PULL[activation](g, C[m], D[m]).mul_(bt)
         g.mul_(at).addmm_(D[m], A)
         if len(V):
             V[t].copy_(D[m]) if k == K - 1 else V[t].add_(D[m])
