@@ -12,25 +12,44 @@ from fixpoint.models.cells import (
 from fixpoint.models.classifier import LastStateClassifier, model_size_kb, parameter_count
 from fixpoint.models.deq import DEQ
 from fixpoint.models.dropout import VariationalDropout
-from fixpoint.models.ernn import ERNN
+from fixpoint.models.ernn import ERNN, ERNNCell
+from fixpoint.models.eurnn import EURNN, EURNNCell
+from fixpoint.models.fastgrnn import FastGRNN, FastGRNNCell
+from fixpoint.models.fastrnn import FastRNN, FastRNNCell
 from fixpoint.models.fused import fused_scan, plain_scan
 from fixpoint.models.gated import gated_scan, plain_gated_scan
 from fixpoint.models.holding import held
 from fixpoint.models.norm_bound import contract
+from fixpoint.models.recurrent import Recurrent, RecurrentCell
 from fixpoint.models.scan import Trajectory, check_pair, scan
+from fixpoint.models.spectral import SpectralRNN, SpectralRNNCell
+from fixpoint.models.ugrnn import UGRNN, UGRNNCell
 
 __all__ = [
     "ACTIVATIONS",
     "CELLS",
     "DEQ",
     "ERNN",
+    "EURNN",
+    "UGRNN",
     "Cell",
+    "ERNNCell",
+    "EURNNCell",
+    "FastGRNN",
+    "FastGRNNCell",
+    "FastRNN",
+    "FastRNNCell",
     "IdentityFeedbackCell",
     "JordanCell",
     "LastStateClassifier",
     "LinearCell",
+    "Recurrent",
+    "RecurrentCell",
     "SelfFeedbackCell",
+    "SpectralRNN",
+    "SpectralRNNCell",
     "Trajectory",
+    "UGRNNCell",
     "VariationalDropout",
     "check_pair",
     "contract",

@@ -71,6 +71,14 @@ class Cell(nn.Module):
         """
         raise NotImplementedError
 
+    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """A (n, n), W' (n, d), b' (n,) with phi(h, h, x) = sigma(A h + W' x + b').
+
+        That is phi where h_prev = h: all that a single step needs, and with `start_is_past` any
+        number of them. None where a cell has no such form.
+        """
+        return None
+
     def forward(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
         """phi(h, h_prev, x) with h, h_prev (B, n) and x (B, d)."""
         return self.maps(x.unsqueeze(0))(0, h_prev)(h)
@@ -118,15 +126,15 @@ class JordanCell(Cell):
             self.U2 = _weight(rank, hidden_size)
 
     def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
-        A, drive = self.recurrence(x)
-        u = drive.unbind(0)
+        A, W, b = self.one_step()
+        u = F.linear(x, W, b).unbind(0)
         act = ACTIVATIONS[self.nonlinearity]
         return lambda t, h_prev: lambda h: act(torch.addmm(u[t], h, A.mT))
 
-    def recurrence(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A = (I + U) V, (n, n), and u = (I + U)(W x + b), (T, B, n): phi = sigma(A h + u_t)."""
-        drive = self.drive(x)
-        return self.V + self._feedback(self.V), drive + self._feedback(drive.mT).mT
+    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(I + U) V, (I + U) W, (I + U) b."""
+        A, W = self.V + self._feedback(self.V), self.W + self._feedback(self.W)
+        return A, W, None if self.b is None else self.b + self._feedback(self.b)
 
     def _feedback(self, columns: Tensor) -> Tensor:
         return self.U @ columns if self.rank is None else self.U1 @ (self.U2 @ columns)
@@ -170,6 +178,9 @@ class SelfFeedbackCell(Cell):
 
         return at
 
+    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.U + self.V, self.W, self.b
+
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", bound={self.bound:g}" if self.bound else "")
 
@@ -192,6 +203,10 @@ class IdentityFeedbackCell(Cell):
             return lambda h: act(h + past)
 
         return at
+
+    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        V = self.V
+        return V + torch.eye(len(V), dtype=V.dtype, device=V.device), self.W, self.b
 
 
 class LinearCell(Cell):
@@ -234,15 +249,26 @@ class LinearCell(Cell):
 
             return at
 
-        one = torch.eye(self.hidden_size, dtype=U.dtype, device=U.device)
         # The map of all rows at once: row @ inverse^T.
-        inverse_t = torch.linalg.inv_ex(one - U)[0].mT if self.inverse == "exact" else (one + U).mT
+        inverse_t = self._inverse().mT
 
         def constant(t: int, h_prev: Tensor) -> Phi:
             z = torch.addmm(drive[t], h_prev, V.mT) @ inverse_t
             return lambda h: z
 
         return constant
+
+    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        if self.inverse is None:
+            return self.U + self.V, self.W, self.b
+        inverse = self._inverse()
+        return inverse @ self.V, inverse @ self.W, None if self.b is None else inverse @ self.b
+
+    def _inverse(self) -> Tensor:
+        """(I - U)^-1 or I + U, (n, n)."""
+        U = self.U
+        one = torch.eye(self.hidden_size, dtype=U.dtype, device=U.device)
+        return torch.linalg.inv_ex(one - U)[0] if self.inverse == "exact" else one + U
 
     def extra_repr(self) -> str:
         parts = [super().extra_repr()]

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fixpoint.models.recurrent import Recurrent
+
 
 class LastStateClassifier(nn.Module):
     """logits = C h_T + c for a recurrent layer built with `batch_first=True`.
@@ -23,6 +25,8 @@ class LastStateClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits, (B, classes), of x, (B, T, d)."""
+        if isinstance(self.layer, Recurrent):
+            return self.head(self.layer.last_output(x))
         output, _ = self.layer(x)
         return self.head(output[:, -1])
 

@@ -1,30 +1,30 @@
-"""The equilibrated recurrent neural network as a layer like torch.nn.RNN."""
+"""The equilibrated recurrent neural network, as a cell and as a layer like torch.nn.RNN."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fixpoint.backward import Backward, Unrolled
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.cells import CELLS, Cell
+from fixpoint.models.recurrent import Leaky, LeakyCell, Recurrent, not_fused
 from fixpoint.models.scan import Trajectory, check_pair, scan
 from fixpoint.names import unknown_name
 from fixpoint.solvers import InexactNewton, IterativeSolver, make_solver
 
 
-class ERNN(nn.Module):
-    r"""Equilibrated recurrent layer, called like `torch.nn.RNN`.
+class ERNNCell(LeakyCell):
+    r"""One time step of an ERNN: h_t solves h = phi(h, h_{t-1}, x_t), started at h_{t-1}.
 
-    Each hidden state is an (approximate) solution of h = phi(h, h_{t-1}, x_t), started at
-    h^(0) = h_{t-1}. By default the paper's benchmark model: the Jordan cell with K = `max_iter`
-    steps of `InexactNewton`,
+    By default the paper's benchmark model: the Jordan cell with K = `max_iter` steps of
+    `InexactNewton`,
 
         h^(k) = h^(k-1) + eta_t^(k) [sigma((I + U)(V h^(k-1) + W x_t + b)) - h^(k-1)].
 
-    With so few small steps the state is far from equilibrium; see `JordanCell`.
+    With so few small steps the state is far from equilibrium; see `JordanCell`. The fused path
+    applies to this solver, unrolled whole, with the Jordan cell, or with any cell for K = 1.
 
     Args:
         input_size: features d of x_t.
@@ -32,7 +32,6 @@ class ERNN(nn.Module):
         nonlinearity: sigma: relu, tanh, sigmoid or identity. None takes the cell's own: relu for
             "jordan", tanh for the self-feedback cells.
         bias: have b.
-        batch_first: x and output are (B, T, ...) instead of (T, B, ...).
         cell: "jordan", "self-feedback", "identity-feedback", "linear", or a `Cell`, which then
             brings its own nonlinearity, bias and rank.
         max_iter: K, where no solver is given.
@@ -41,18 +40,96 @@ class ERNN(nn.Module):
         rank: rank of U, Jordan cell only; None for a full U.
         solver: a solver or its name; `InexactNewton(max_iter, timesteps=timesteps)` if not given.
         backward: `Unrolled()` if not given.
+        implementation: see `RecurrentCell`.
+        recompute: see `LeakyCell`.
 
-    Inputs: x, hx
-        x: (T, B, d), (B, T, d) with `batch_first`, or (T, d) unbatched.
-        hx: h_0, (1, B, n) or (1, n) unbatched; zeros if not given. Not modified.
+    Attributes:
+        cell: phi, a `Cell`.
+        fixed_point: the solver and the backward.
 
-    Outputs: output, h_n
-        output: h_1 .. h_T, (T, B, n), (B, T, n) or (T, n).
-        h_n: h_T, (1, B, n) or (1, n).
+    Inputs: x, hx, t
+        x: (B, d) or (d,). hx: (B, n) or (n,), zeros if not given.
+        t: time index, needed with `timesteps`.
 
     Raises:
-        ValueError: a value is unknown or a pair refused, when built; a wrong shape, or a sequence
-            longer than `timesteps`, when called.
+        ValueError: a value is unknown or a pair refused, when built; a wrong shape or t, when
+            called.
+
+    Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import ERNNCell
+        >>> ERNNCell(9, 80, rank=8)(torch.randn(4, 9)).shape
+        torch.Size([4, 80])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        nonlinearity: str | None = None,
+        bias: bool = True,
+        cell: str | Cell = "jordan",
+        max_iter: int = 1,
+        timesteps: int | None = None,
+        rank: int | None = None,
+        solver: str | IterativeSolver | None = None,
+        backward: Backward | None = None,
+        implementation: str = "auto",
+        recompute: bool = False,
+    ) -> None:
+        if isinstance(cell, Cell):
+            phi = _own_cell(cell, input_size, hidden_size, nonlinearity, rank)
+        else:
+            phi = _make_cell(cell, input_size, hidden_size, nonlinearity, bias, rank)
+        if solver is None:
+            solver = InexactNewton(max_iter, timesteps=timesteps)
+        elif max_iter != 1 or timesteps is not None:
+            raise ValueError(
+                "max_iter and timesteps configure the default solver, but a solver was given: set "
+                "them on the solver"
+            )
+        fixed_point = FixedPoint(make_solver(solver), backward or Unrolled())
+        check_pair(phi, fixed_point)
+        super().__init__(
+            input_size,
+            hidden_size,
+            nonlinearity=phi.nonlinearity,
+            implementation=implementation,
+            recompute=recompute,
+        )
+        self.cell, self.fixed_point = phi, fixed_point
+        if (recompute or implementation == "fused") and (reason := self.no_fused_path()):
+            raise ValueError(not_fused(reason))
+
+    def no_fused_path(self) -> str | None:
+        return _why_not_fused(self.cell, self.fixed_point)
+
+    def recurrence(self, T: int) -> Leaky:
+        solver, weights = self.fixed_point.solver, self.cell.one_step()
+        if not isinstance(solver, InexactNewton) or weights is None:
+            raise ValueError(f"the layer is no such recurrence: {self.no_fused_path()}")
+        eta = solver.steps_until(T)
+        return Leaky(*weights, 1 - eta, eta)
+
+    def plain_states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
+        path = scan(self.cell, self.fixed_point, x, h0)
+        return path.h_n if last_only else path.output
+
+    def forward(self, x: Tensor, hx: Tensor | None = None, *, t: int | None = None) -> Tensor:
+        rows, h = self.rows(x, hx)
+        path = scan(self.cell, self.fixed_point, rows.unsqueeze(0), h, start=t)
+        return path.h_n.reshape(*x.shape[:-1], self.hidden_size)
+
+
+class ERNN(Recurrent):
+    """Equilibrated recurrent layers, called like `torch.nn.RNN`.
+
+    ERNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True, batch_first=False,
+    dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and `ERNNCell` for the other
+    options: cell, max_iter, timesteps, rank, solver, backward, implementation, recompute.
 
     Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network.
 
@@ -65,44 +142,33 @@ class ERNN(nn.Module):
         (torch.Size([4, 128, 80]), torch.Size([1, 4, 80]))
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        nonlinearity: str | None = None,
-        bias: bool = True,
-        batch_first: bool = False,
-        cell: str | Cell = "jordan",
-        max_iter: int = 1,
-        timesteps: int | None = None,
-        rank: int | None = None,
-        solver: str | IterativeSolver | None = None,
-        backward: Backward | None = None,
-    ) -> None:
-        super().__init__()
-        self.input_size, self.hidden_size = input_size, hidden_size
-        self.batch_first = batch_first
-        if isinstance(cell, Cell):
-            self.cell = _own_cell(cell, input_size, hidden_size, nonlinearity, rank)
-        else:
-            self.cell = _make_cell(cell, input_size, hidden_size, nonlinearity, bias, rank)
-        if solver is None:
-            solver = InexactNewton(max_iter, timesteps=timesteps)
-        elif max_iter != 1 or timesteps is not None:
-            raise ValueError(
-                "max_iter and timesteps configure the default solver, but a solver was given: set "
-                "them on the solver"
-            )
-        self.fixed_point = FixedPoint(make_solver(solver), backward or Unrolled())
-        check_pair(self.cell, self.fixed_point)
+    cell_class = ERNNCell
 
-    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        trajectory = self.trajectory(x, hx)
-        return trajectory.output, trajectory.h_n
+    @property
+    def cell(self) -> Cell:
+        """phi of the first layer."""
+        return self._first.cell
+
+    @property
+    def fixed_point(self) -> FixedPoint:
+        """The solver and the backward of the first layer."""
+        return self._first.fixed_point
+
+    @property
+    def _first(self) -> ERNNCell:
+        return cast(ERNNCell, self.l0)
 
     def trajectory(self, x: Tensor, hx: Tensor | None = None) -> Trajectory:
-        """The outputs in the layout of `forward` together with how each step was solved."""
+        """The outputs in the layout of `forward` together with how each step was solved.
+
+        Raises:
+            ValueError: the layer has several layers or directions.
+        """
+        if self.num_layers > 1 or self.bidirectional:
+            raise ValueError(
+                "trajectory follows one layer in one direction: call it on an ERNN with "
+                "num_layers=1 and bidirectional=False"
+            )
         self._check(x, hx)
         unbatched = x.dim() == 2
         time_first = x.unsqueeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x
@@ -116,38 +182,30 @@ class ERNN(nn.Module):
         h_n = path.h_n if unbatched else path.h_n.unsqueeze(0)
         return path._replace(output=output, h_n=h_n)
 
-    def _check(self, x: Tensor, hx: Tensor | None) -> None:
-        layout = "(B, T, d)" if self.batch_first else "(T, B, d)"
-        if x.dim() not in (2, 3):
-            raise ValueError(f"x must be {layout}, or (T, d) unbatched; got {tuple(x.shape)}")
-        if x.shape[-1] != self.input_size:
-            raise ValueError(
-                f"x must have input_size={self.input_size} features last; got {tuple(x.shape)}: "
-                f"transpose x to {layout}, or build the layer with input_size={x.shape[-1]}"
-            )
-        time = 1 if self.batch_first and x.dim() == 3 else 0
-        if x.shape[time] == 0:
-            raise ValueError(f"x must have at least one time step; got {tuple(x.shape)}")
-        weight = self.cell.W
-        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(
-                f"x must have the dtype of the layer, {weight.dtype}; got {x.dtype}: convert x by "
-                "x.to(...), or the layer by layer.to(...)"
-            )
-        if hx is not None:
-            batch = () if x.dim() == 2 else (x.shape[1 - time],)
-            expected = (1, *batch, self.hidden_size)
-            if tuple(hx.shape) != expected:
-                raise ValueError(f"hx must be {expected}; got {tuple(hx.shape)}")
-            if hx.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
-                raise TypeError(
-                    f"hx must have the dtype of x, {x.dtype}; got {hx.dtype}: convert it"
-                )
 
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}" + (
-            ", batch_first=True" if self.batch_first else ""
-        )
+def _why_not_fused(cell: Cell, fixed_point: FixedPoint) -> str | None:
+    solver, backward = fixed_point.solver, fixed_point.backward
+    if type(solver) is not InexactNewton or solver.has_tolerance:
+        end = " with a tolerance" if isinstance(solver, InexactNewton) else ""
+        return f"it makes a fixed number of InexactNewton steps, not {type(solver).__name__}{end}"
+    K = solver.max_iter
+    if K < 1:
+        return "it makes at least one step, and max_iter is 0"
+    if not isinstance(backward, Unrolled) or (backward.last or K) < K:
+        return f"its backward is Unrolled() through all steps, not {backward!r}"
+    owner = _owner(cell, "one_step")
+    # A subclass with new maps and the one_step of its parent is another map.
+    known = owner is not Cell and all(
+        issubclass(owner, _owner(cell, method)) for method in ("maps", "drive")
+    )
+    if not known or (K > 1 and not cell.start_is_past):
+        return f"{type(cell).__name__} is not known to be sigma(A h + u_t) for max_iter={K}"
+    return None
+
+
+def _owner(cell: Cell, method: str) -> type:
+    """The class that defines the method."""
+    return next(c for c in type(cell).__mro__ if method in vars(c))
 
 
 def _make_cell(

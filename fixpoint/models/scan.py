@@ -32,7 +32,14 @@ class Trajectory(NamedTuple):
     evaluations: int
 
 
-def scan(cell: Cell, fixed_point: FixedPoint, x: Tensor, h0: Tensor | None = None) -> Trajectory:
+def scan(
+    cell: Cell,
+    fixed_point: FixedPoint,
+    x: Tensor,
+    h0: Tensor | None = None,
+    *,
+    start: int | None = 0,
+) -> Trajectory:
     """h_t = the solution of h = phi(h, h_{t-1}, x_t) started at h_{t-1}, for t = 1 .. T.
 
     A sample with a NaN or inf in x_t or h0 has NaN outputs from there on, the result NONFINITE,
@@ -41,6 +48,7 @@ def scan(cell: Cell, fixed_point: FixedPoint, x: Tensor, h0: Tensor | None = Non
     Args:
         x: (T, B, d) with T >= 1.
         h0: (B, n), zeros if not given.
+        start: time index of the first step; None leaves the solver without, for T = 1.
 
     Raises:
         ValueError: the cell and the solver do not fit (see `check_pair`), or the solver's
@@ -49,12 +57,11 @@ def scan(cell: Cell, fixed_point: FixedPoint, x: Tensor, h0: Tensor | None = Non
     check_pair(cell, fixed_point)
     if h0 is None:
         h0 = x.new_zeros(x.shape[1], cell.hidden_size)
-    good = x.isfinite().all(2).cumprod(0).bool() & h0.isfinite().all(1)
-    at = cell.maps(torch.where(good.unsqueeze(2), x, 0.0))
-    h = torch.where(h0.isfinite().all(1, keepdim=True), h0, 0.0)
+    x, h, good = isolate(x, h0)
+    at = cell.maps(x)
     states, solutions = [], []
     for t in range(len(x)):
-        solution = fixed_point(at(t, h), h, t=t)
+        solution = fixed_point(at(t, h), h, t=None if start is None else start + t)
         h = solution.z
         states.append(h)
         solutions.append(solution._replace(z=None))
@@ -69,6 +76,16 @@ def scan(cell: Cell, fixed_point: FixedPoint, x: Tensor, h0: Tensor | None = Non
         torch.where(good, result, int(Result.NONFINITE)).to(torch.int8),
         sum(s.evaluations for s in solutions),
     )
+
+
+def isolate(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x and h0 without the samples that are not finite, and which states are good, (T, B).
+
+    A state is good where its sample has had no NaN or inf, in h0 or x, up to that step.
+    """
+    start = h0.isfinite().all(1)
+    good = (~x.isfinite().all(2)).cumsum(0).eq(0) & start
+    return torch.where(good.unsqueeze(2), x, 0.0), torch.where(start.unsqueeze(1), h0, 0.0), good
 
 
 def check_pair(cell: Cell, fixed_point: FixedPoint) -> None:

@@ -100,5 +100,12 @@ class InexactNewton(IterativeSolver):
             )
         return self.eta[t]
 
+    def steps_until(self, T: int) -> Tensor:
+        """eta of the first T time steps, (T, K), or (K,) where they share it."""
+        if self.timesteps is None:
+            return self.eta
+        self.steps(T - 1)
+        return self.eta[:T]
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, timesteps={self.timesteps}, learn={self.learn}"
