@@ -140,18 +140,15 @@ def sigma(code, c, u, shift):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, **FAST)
-def pull(code, d, c):  # type: ignore[no-untyped-def]
-    """d <- d sigma'(.) from c = sigma(.)."""
-    zero, one = d.dtype.type(0), d.dtype.type(1)
+def pull(code, d, c, zero, one):  # type: ignore[no-untyped-def]
+    """d sigma'(.) from c = sigma(.), all of them numbers; the loop around it vectorises."""
+    if code == 0:
+        return d
     if code == 1:
-        for j in range(d.size):
-            d[j] = zero if c[j] <= zero else d[j]
-    elif code == 2:
-        for j in range(d.size):
-            d[j] *= one - c[j] * c[j]
-    elif code == 3:
-        for j in range(d.size):
-            d[j] *= c[j] * (one - c[j])
+        return zero if c <= zero else d
+    if code == 2:
+        return d * (one - c * c)
+    return d * (c * (one - c))
 
 
 @njit(cache=True, **FAST)

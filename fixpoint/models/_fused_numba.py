@@ -90,7 +90,7 @@ def _forward(X, Wt, shift, At, a, b, h, S, C, code, every, rows, first, last):  
 @njit(nogil=True, cache=True, **FAST)
 def _backward(G, A, a, b, g, S, C, D, V, da, db, code, rows, first, last):  # type: ignore[no-untyped-def]
     (T, K), (B, n) = a.shape, g.shape
-    zero = A.dtype.type(0)
+    zero, one = A.dtype.type(0), A.dtype.type(1)
     products, nothing = np.empty((rows, n), A.dtype), np.zeros((rows, n), A.dtype)
     for block in range(first, last):
         lo, hi = block * rows, min(block * rows + rows, B)
@@ -106,10 +106,9 @@ def _backward(G, A, a, b, g, S, C, D, V, da, db, code, rows, first, last):  # ty
                 x = y[j] + p[j] + e[j]
                 sa += x * s[j]
                 sb += x * c[j]
-                d[j] = bt * x
+                d[j] = pull(code, bt * x, c[j], zero, one)
                 y[j] = at * x
             da[block, t, k], db[block, t, k] = sa, sb
-            pull(code, d, c)
             if len(V) > 0:
                 v = flat(V[t, lo:hi])
                 for j in range(v.size):

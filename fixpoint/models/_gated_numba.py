@@ -101,7 +101,7 @@ def _backward(G, V, g, S, Z, C, D, sums, dbias, p, q, code, rows, first, last): 
     (gates, n, _), T, B = V.shape, len(C), len(g)
     p, q, zero, one = V.dtype.type(p), V.dtype.type(q), V.dtype.type(0), V.dtype.type(1)
     products, total = np.empty((2, rows, n), V.dtype), np.empty((2, rows, n), V.dtype)
-    gate, nothing = np.empty((rows, n), V.dtype), np.zeros((rows, n), V.dtype)
+    unused, nothing = np.empty((rows, n), V.dtype), np.zeros((rows, n), V.dtype)
     for block in range(first, last):
         lo, hi = block * rows, min(block * rows + rows, B)
         y, p0, p1 = flat(g[lo:hi]), flat(products[0]), flat(products[1])
@@ -110,7 +110,7 @@ def _backward(G, V, g, S, Z, C, D, sums, dbias, p, q, code, rows, first, last): 
         total[:] = zero
         for t in range(T - 1, -1, -1):
             s, z, c = flat(S[t, lo:hi]), flat(Z[t, lo:hi]), flat(C[t, lo:hi])
-            dz = flat(D[0, t, lo:hi] if gates == 2 else gate)
+            dz = flat(D[0, t, lo:hi] if gates == 2 else unused)
             dc = flat(D[gates - 1, t, lo:hi])
             e = flat(G[t, lo:hi] if len(G) > 0 else nothing)
             sp, sq = zero, zero
@@ -118,17 +118,14 @@ def _backward(G, V, g, S, Z, C, D, sums, dbias, p, q, code, rows, first, last): 
                 x, rest = y[j] + p0[j] + p1[j] + e[j], one - z[j]
                 sp += x * c[j] * rest
                 sq += x * c[j]
-                dz[j] = x * (s[j] - p * c[j]) * z[j] * rest
-                dc[j] = x * (p * rest + q)
                 y[j] = x * z[j]
+                gate = x * (s[j] - p * c[j]) * z[j] * rest
+                candidate = pull(code, x * (p * rest + q), c[j], zero, one)
+                sum_z[j] += gate
+                sum_c[j] += candidate
+                dz[j] = gate
+                dc[j] = candidate + gate if gates == 1 else candidate
             sums[0, block, t], sums[1, block, t] = sp, sq
-            pull(code, dc, c)
-            for j in range(y.size):
-                sum_z[j] += dz[j]
-                sum_c[j] += dc[j]
-            if gates == 1:
-                for j in range(y.size):
-                    dc[j] += dz[j]
             for k in range(gates):
                 np.dot(D[k, t, lo:hi], V[k], products[k, : hi - lo])
         for j in range(y.size):

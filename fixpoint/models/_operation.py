@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import math
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import numpy as np
@@ -20,6 +21,9 @@ from fixpoint.names import unknown_name
 HUGE = 2**25  # bytes; malloc returns smaller blocks without new page faults
 # Units n; above, a compiled block has too few rows and call overhead is no longer felt.
 MAX_SIZE = 256
+# Bytes of gradients in a segment of time: few enough to be in the cache for the products that
+# follow, and so many that a segment's own cost vanishes.
+SEGMENT = 2**21
 
 
 def refusal(tensors: dict[str, Tensor | None], activation: str) -> str | None:
@@ -45,6 +49,24 @@ def refusal(tensors: dict[str, Tensor | None], activation: str) -> str | None:
     return None
 
 
+def differentiable_gradients(
+    plain: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
+) -> list[Tensor | None]:
+    """Gradients of plain(*inputs) that may be differentiated again, None where none is wanted.
+
+    For the backward pass of a fused operation under create_graph, by its twin of plain operations.
+    """
+    # Views, as one input may be computed from another and would collect that path too.
+    fresh = [v if v is None else v.view_as(v) for v in inputs]
+    wanted = {i: v for i, v in enumerate(fresh) if v is not None and v.requires_grad}
+    output = plain(*fresh)
+    found = torch.autograd.grad(
+        output, list(wanted.values()), grad, create_graph=True, allow_unused=True
+    )
+    gradients = dict(zip(wanted, found, strict=True))
+    return [gradients.get(i) for i in range(len(inputs))]
+
+
 def copy(h: Tensor) -> Tensor:
     return h.clone(memory_format=torch.contiguous_format)
 
@@ -61,6 +83,18 @@ def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
     if math.prod(shape) * like.element_size() < HUGE:
         return like.new_empty(shape)
     return torch.from_numpy(np.empty(shape, str(like.dtype).removeprefix("torch.")))
+
+
+def received(grad: Tensor, last_only: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of the states after each time step, or none of them; and of the last state."""
+    if last_only:
+        return grad.new_empty(0, *grad.shape), copy(grad)
+    return grad.contiguous(), grad.new_zeros(grad.shape[1:])
+
+
+def segment(T: int, size: int) -> int:
+    """Time steps in a segment of the backward pass, where those of one step take `size` bytes."""
+    return max(1, min(T, SEGMENT // max(1, size)))
 
 
 def sweeps(name: str, n: int) -> ModuleType:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 from torch.nn.functional import linear
 
-from fixpoint.models import _operation
+from fixpoint.models import _operation as op
 from fixpoint.models.cells import ACTIVATIONS
 from fixpoint.names import unknown_name
 
@@ -32,7 +33,8 @@ def fused_scan(
 
     ERNN is a = 1 - eta, b = eta; FastRNN a = sigmoid(beta), b = sigmoid(alpha); torch.nn.RNN a = 0,
     b = 1. Equal to `plain_scan`, gradients included, to rounding; several times faster with numba.
-    Where no gradient is asked for, nothing but the output is stored.
+    Where no gradient is asked for, nothing but the output is stored. A gradient of a gradient
+    (create_graph) goes through `plain_scan`.
 
     Args:
         x: u, (T, B, n); with W, the input (T, B, d) of u = x W^T + bias, which is faster than to
@@ -82,6 +84,20 @@ def plain_scan(
 ) -> Tensor:
     """The same as `fused_scan`, as a loop of plain operations: the reference."""
     a, b = _checked(x, A, a, b, h0, activation, W, bias)
+    return _plain(x, W, bias, A, a, b, h0, activation, last_only)
+
+
+def _plain(
+    x: Tensor,
+    W: Tensor | None,
+    bias: Tensor | None,
+    A: Tensor,
+    a: Tensor,
+    b: Tensor,
+    h0: Tensor,
+    activation: str,
+    last_only: bool,
+) -> Tensor:
     u = x if W is None else linear(x, W, bias)
     sigma, h, states = ACTIVATIONS[activation], h0, []
     for u_t, a_t, b_t in zip(u, a, b, strict=True):
@@ -106,7 +122,7 @@ def unsupported(
 ) -> str | None:
     """Why `fused_scan` cannot take these arguments, or None where it can."""
     tensors = {"x": x, "A": A, "a": a, "b": b, "h0": h0, "W": W, "bias": bias}
-    return _operation.refusal(tensors, activation)
+    return op.refusal(tensors, activation)
 
 
 def _checked(
@@ -147,8 +163,9 @@ def _checked(
 class _Scan(Function):
     """Saves every inner state S and C = sigma(.), or with recompute the input and few states.
 
-    The backward pass goes through segments of time: the whole sequence at once where S and C are
-    saved, else about sqrt(T) steps, whose S and C a second forward sweep fills in first.
+    The backward pass goes through segments of time, so that the products for the weights find
+    their factors in the cache; with recompute through about sqrt(T) steps at a time, whose S and C
+    a second forward sweep fills in first.
     """
 
     @staticmethod
@@ -165,81 +182,72 @@ class _Scan(Function):
         last_only: bool,
         recompute: bool,
     ) -> Tensor:
-        X, A, a, b, h = (
-            X.contiguous(),
-            A.contiguous(),
-            a.contiguous(),
-            b.contiguous(),
-            _operation.copy(h0),
-        )
+        inputs = X, W, bias, A, a, b, h0
+        X, A, a, b, h = *(v.contiguous() for v in (X, A, a, b)), op.copy(h0)
         (T, B, n), K = (len(X), *h.shape), a.shape[1]
-        ctx.activation, ctx.last_only, ctx.recompute = activation, last_only, recompute
-        ctx.segment = max(1, math.isqrt(T) if recompute else T)
+        ctx.activation, ctx.last_only = activation, last_only
+        ctx.segment = max(1, math.isqrt(T)) if recompute else 0  # 0: free to choose
         # Inner steps between two saved states.
         every = 1 if not recompute else K * ctx.segment if last_only else K
-        S = _operation.states(h, T * K // every)
-        C = _operation.empty((0 if recompute else T * K, B, n), h)
-        _operation.sweeps("fused", n).forward(
-            X, W, bias, A, a, b, h, S, C, activation=activation, every=every
-        )
-        ctx.save_for_backward(X, W, bias, A, a, b, S, C)
+        S = op.states(h, T * K // every)
+        C = op.empty((0 if recompute else T * K, B, n), h)
+        sweeps, options = op.sweeps("fused", n), {"activation": activation, "every": every}
+        sweeps.forward(X, W, bias, A, a, b, h, S, C, **options)
+        ctx.save_for_backward(*inputs, S, C)
         return h if last_only else S[K // every :: K // every]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        X, W, bias, A, a, b, S, C = ctx.saved_tensors
+        *inputs, S, C = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            plain = functools.partial(_plain, activation=ctx.activation, last_only=ctx.last_only)
+            return (*op.differentiable_gradients(plain, inputs, grad), None, None, None)
+        X, W, bias, A, a, b, _ = inputs
+        X, A, a, b = (v.contiguous() for v in (X, A, a, b))
         (T, K), (B, n) = a.shape, S.shape[1:]
-        sweeps, options = _operation.sweeps("fused", n), {"activation": ctx.activation}
-        if ctx.last_only:
-            G, g = grad.new_empty(0, B, n), _operation.copy(grad)
-        else:
-            G, g = grad.contiguous(), grad.new_zeros(B, n)
-        dU, dA, da, db = (
-            _operation.empty((T, B, n), g),
-            torch.zeros_like(A),
-            *map(torch.empty_like, (a, b)),
-        )
-        steps = min(T, ctx.segment)
-        if ctx.recompute:
-            starts = S if ctx.last_only else S[:: ctx.segment]
-            S, C = (
-                _operation.empty((steps * K + 1, B, n), g),
-                _operation.empty((steps * K, B, n), g),
-            )
-        D = dU if K == 1 else _operation.empty((steps * K, B, n), g)
-        for lo in reversed(range(0, T, ctx.segment)):
-            at = slice(lo, lo + ctx.segment)
-            M, part = len(a[at]) * K, (A, a[at], b[at])
-            if ctx.recompute:
-                S[0] = starts[lo // ctx.segment]
-                h = _operation.copy(S[0])
-                sweeps.forward(X[at], W, bias, *part, h, S[: M + 1], C[:M], every=1, **options)
-            D_at, V = (dU[at], dU[:0]) if K == 1 else (D[:M], dU[at])
-            da[at], db[at] = sweeps.backward(G[at], *part, g, S[: M + 1], C[:M], D_at, V, **options)
+        sweeps, options = op.sweeps("fused", n), {"activation": ctx.activation}
+        G, g = op.received(grad, ctx.last_only)
+        steps = ctx.segment or op.segment(T, K * g.numel() * g.element_size())
+        D = op.empty((0 if K == 1 else steps * K, B, n), g)
+        dU = op.empty((0 if W is None else steps, B, n), g)
+        dX = op.empty(X.shape if W is None or ctx.needs_input_grad[0] else (0, B, n), g)
+        dW, dbias, dA = g.new_zeros(X.shape[2], n), g.new_zeros(n), torch.zeros_like(A)
+        da, db = torch.empty_like(a), torch.empty_like(b)
+        if ctx.segment:
+            starts = S if ctx.last_only else S[::steps]
+            S, C = op.empty((steps * K + 1, B, n), g), op.empty((steps * K, B, n), g)
+        for lo in reversed(range(0, T, steps)):
+            at = slice(lo, lo + steps)
+            M, part, first = len(a[at]) * K, (A, a[at], b[at]), 0 if ctx.segment else lo * K
+            S_at, C_at = S[first : first + M + 1], C[first : first + M]
+            if ctx.segment:
+                S[0] = starts[lo // steps]
+                sweeps.forward(X[at], W, bias, *part, op.copy(S[0]), S_at, C_at, every=1, **options)
+            dU_at = dX[at] if W is None else dU[: M // K]
+            D_at, V = (dU_at, dU[:0]) if K == 1 else (D[:M], dU_at)
+            da[at], db[at] = sweeps.backward(G[at], *part, g, S_at, C_at, D_at, V, **options)
             if ctx.needs_input_grad[3]:
-                dA.addmm_(D_at.view(-1, n).t(), S[:M].view(-1, n))
-        inputs: tuple[Tensor | None, ...] = (dU, None, None)
-        if W is not None:
-            inputs = _input_gradients(dU, X, W, ctx.needs_input_grad[0])
-        gradients = (*inputs, dA, da, db, g, None, None, None)
+                dA.addmm_(D_at.view(-1, n).t(), S_at[:-1].view(-1, n))
+            if W is not None:
+                _input_gradients(dU_at, X[at], W, dX[at], dW, dbias)
+        gradients = (dX, dW.t(), dbias, dA, da, db, g, None, None, None)
         return tuple(
             x if wanted else None for x, wanted in zip(gradients, ctx.needs_input_grad, strict=True)
         )
 
 
 def _input_gradients(
-    dU: Tensor, X: Tensor, W: Tensor, wants_X: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Gradients of u = x W^T + bias: those of W and bias as one product, [x, 1]^T dU.
+    dU: Tensor, X: Tensor, W: Tensor, dX: Tensor, dWt: Tensor, dbias: Tensor
+) -> None:
+    """Of u = x W^T + bias: write that of x where dX is not empty, add those of W^T and bias.
 
-    The transposed product is several times slower where there are few input features.
+    x^T dU rather than dU^T x, which is several times slower where there are few input features.
     """
-    dU = dU.flatten(0, 1)
-    dX = (dU @ W).view(X.shape) if wants_X else None
-    x = X.flatten(0, 1)
-    both = torch.cat((x, x.new_ones(len(x), 1)), 1).t() @ dU
-    return dX, both[:-1].t(), both[-1]
+    d, x = dU.flatten(0, 1), X.flatten(0, 1)
+    if len(dX):
+        torch.mm(d, W, out=dX.view(x.shape))
+    dWt.addmm_(x.t(), d)
+    dbias += d.sum(0)
 
 
 def _infer(
@@ -254,17 +262,11 @@ def _infer(
     last_only: bool,
 ) -> Tensor:
     """The states alone, or nothing but the last."""
-    X, A, a, b, h = (
-        X.contiguous(),
-        A.contiguous(),
-        a.contiguous(),
-        b.contiguous(),
-        _operation.copy(h0),
-    )
+    X, A, a, b, h = X.contiguous(), A.contiguous(), a.contiguous(), b.contiguous(), op.copy(h0)
     T, K = a.shape
     every = T * K + 1 if last_only else K
-    S, C = _operation.states(h, T * K // every), h.new_empty(0, *h.shape)
-    _operation.sweeps("fused", len(A)).forward(
+    S, C = op.states(h, T * K // every), h.new_empty(0, *h.shape)
+    op.sweeps("fused", len(A)).forward(
         X, W, bias, A, a, b, h, S, C, activation=activation, every=every
     )
     return h if last_only else S[1:]

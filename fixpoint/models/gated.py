@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 from torch.nn.functional import linear
 
-from fixpoint.models import _operation
+from fixpoint.models import _operation as op
 from fixpoint.models.cells import ACTIVATIONS
 from fixpoint.names import unknown_name
 
@@ -37,7 +38,8 @@ def gated_scan(
         z = sigmoid(V_1 h + u_t1 + b_z),  c = sigma(V_2 h + u_t2 + b_c).
 
     Equal to `plain_gated_scan`, gradients included, to rounding; several times faster with numba.
-    Where no gradient is asked for, nothing but the output is stored.
+    Where no gradient is asked for, nothing but the output is stored. A gradient of a gradient
+    (create_graph) goes through `plain_gated_scan`.
 
     The backward pass carries g = dL/dh from the last step to the first. At each step
 
@@ -104,6 +106,20 @@ def plain_gated_scan(
         torch.Size([4, 5])
     """
     p, q = _checked(x, V, p, q, h0, activation, W, bias)
+    return _plain(x, W, bias, V, p, q, h0, activation, last_only)
+
+
+def _plain(
+    x: Tensor,
+    W: Tensor | None,
+    bias: Tensor | None,
+    V: Tensor,
+    p: Tensor,
+    q: Tensor,
+    h0: Tensor,
+    activation: str,
+    last_only: bool,
+) -> Tensor:
     u = x if W is None else linear(x, W)
     n, sigma, h, states = len(V.t()), ACTIVATIONS[activation], h0, []
     b_z, b_c = h0.new_zeros(2, n) if bias is None else bias.view(2, n)
@@ -131,7 +147,7 @@ def unsupported(
 ) -> str | None:
     """Why `gated_scan` cannot take these arguments, or None where it can."""
     tensors = {"x": x, "V": V, "p": p, "q": q, "h0": h0, "W": W, "bias": bias}
-    return _operation.refusal(tensors, activation)
+    return op.refusal(tensors, activation)
 
 
 def _checked(
@@ -182,49 +198,68 @@ class _GatedScan(Function):
         activation: str,
         last_only: bool,
     ) -> Tensor:
-        x, V, h = x.contiguous(), V.contiguous(), _operation.copy(h0)
-        S = _operation.states(h, len(x))
-        Z, C = (_operation.empty((len(x), *h.shape), h) for _ in range(2))
+        inputs = x, W, bias, V, p, q, h0
+        x, V, h = x.contiguous(), V.contiguous(), op.copy(h0)
+        S = op.states(h, len(x))
+        Z, C = (op.empty((len(x), *h.shape), h) for _ in range(2))
         _sweep(x, W, bias, V, p, q, h, S, Z, C, activation)
         ctx.activation, ctx.last_only = activation, last_only
-        ctx.save_for_backward(x, W, V, p, q, S, Z, C)
+        ctx.save_for_backward(*inputs, S, Z, C)
         return h if last_only else S[1:]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, W, V, p, q, S, Z, C = ctx.saved_tensors
+        *inputs, S, Z, C = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            plain = functools.partial(_plain, activation=ctx.activation, last_only=ctx.last_only)
+            return (*op.differentiable_gradients(plain, inputs, grad), None, None)
+        x, W, _, V, p, q, _ = inputs
+        x, V = x.contiguous(), V.contiguous()
         T, B, n = C.shape
-        if ctx.last_only:
-            G, g = grad.new_empty(0, B, n), _operation.copy(grad)
-        else:
-            G, g = grad.contiguous(), grad.new_zeros(B, n)
-        D = _operation.empty((len(V) // n, T, B, n), g)
-        sweeps = _operation.sweeps("gated", n)
-        dp, dq, dbias = sweeps.backward(
-            G, _parts(V, n), p.item(), q.item(), g, S, Z, C, D, activation=ctx.activation
-        )
-        d = D.flatten(1, 2)  # (1 or 2, T B, n)
-        dV = torch.cat([part.t() @ S[:-1].view(-1, n) for part in d])
-        dx, dW = _input_gradients(d, x, W, ctx.needs_input_grad[0])
-        gradients = (dx, dW, dbias.flatten(), dV, dp, dq, g, None, None)
+        G, g = op.received(grad, ctx.last_only)
+        weights, sweeps = _parts(V, n), op.sweeps("gated", n)
+        gates, factors = len(weights), (p.item(), q.item())
+        steps = op.segment(T, gates * g.numel() * g.element_size())
+        D = op.empty((gates * steps, B, n), g)
+        dx = op.empty((T if ctx.needs_input_grad[0] else 0, *x.shape[1:]), g)
+        dW, dV = g.new_zeros(gates, x.shape[2], n), torch.zeros_like(weights)
+        sums = torch.zeros_like(p), torch.zeros_like(q), g.new_zeros(2, n)
+        for lo in reversed(range(0, T, steps)):
+            at = slice(lo, min(lo + steps, T))
+            d = D[: gates * (at.stop - lo)].unflatten(0, (gates, at.stop - lo))
+            S_at, Z_at, C_at = S[lo : at.stop + 1], Z[at], C[at]
+            parts = sweeps.backward(
+                G[at], weights, *factors, g, S_at, Z_at, C_at, d, activation=ctx.activation
+            )
+            for total, part in zip(sums, parts, strict=True):
+                total += part
+            for k in range(gates if ctx.needs_input_grad[3] else 0):
+                dV[k].addmm_(d[k].view(-1, n).t(), S_at[:-1].view(-1, n))
+            _input_gradients(d, x[at], W, dx[at], dW)
+        dp, dq, dbias = sums
+        gradients = (dx, dW.mT.flatten(0, 1), dbias.flatten(), dV.flatten(0, 1), dp, dq, g)
         return tuple(
-            v if wanted else None for v, wanted in zip(gradients, ctx.needs_input_grad, strict=True)
+            v if wanted else None
+            for v, wanted in zip((*gradients, None, None), ctx.needs_input_grad, strict=True)
         )
 
 
-def _input_gradients(
-    d: Tensor, x: Tensor, W: Tensor | None, wants_x: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of x and W from d, (G, T B, n)."""
+def _input_gradients(d: Tensor, x: Tensor, W: Tensor | None, dx: Tensor, dW: Tensor) -> None:
+    """Of u_g = x W_g^T, from d (G, T, B, n): write that of x, add those of W_g^T to dW (G, d, n).
+
+    x^T d rather than d^T x, which is several times slower where there are few input features.
+    """
     if W is None:
-        return d.transpose(0, 1).reshape(x.shape), None
-    dx, parts = None, W.chunk(len(d))
-    if wants_x:
-        dx = d[0] @ parts[0]
-        dx = (dx if len(d) == 1 else dx.addmm_(d[1], parts[1])).view(x.shape)
-    # The transposed product is several times slower where there are few input features.
-    return dx, torch.cat([(x.flatten(0, 1).t() @ part).t() for part in d])
+        if len(dx):
+            dx.unflatten(2, d.shape[::3]).copy_(d.movedim(0, 2))
+        return
+    d, x = d.flatten(1, 2), x.flatten(0, 1)
+    for part, total in zip(d, dW, strict=True):
+        total.addmm_(x.t(), part)
+    if len(dx):
+        dx.zero_()
+        for part, weight in zip(d, W.chunk(len(d)), strict=True):
+            dx.view(x.shape).addmm_(part, weight)
 
 
 def _infer(
@@ -239,8 +274,8 @@ def _infer(
     last_only: bool,
 ) -> Tensor:
     """The states alone, or nothing but the last."""
-    x, V, h = x.contiguous(), V.contiguous(), _operation.copy(h0)
-    S = _operation.states(h, 0 if last_only else len(x))
+    x, V, h = x.contiguous(), V.contiguous(), op.copy(h0)
+    S = op.states(h, 0 if last_only else len(x))
     nothing = h.new_empty(0, *h.shape)
     _sweep(x, W, bias, V, p, q, h, S, nothing, nothing, activation)
     return h if last_only else S[1:]
@@ -264,7 +299,7 @@ def _sweep(
     X = x if W is not None else _apart(x, n)
     shift = h.new_zeros(2, n) if bias is None else bias.contiguous().view(2, n)
     W = None if W is None else _parts(W, n)
-    _operation.sweeps("gated", n).forward(
+    op.sweeps("gated", n).forward(
         X, W, shift, _parts(V, n), p.item(), q.item(), h, S, Z, C, activation=activation
     )
 

@@ -31,7 +31,8 @@ class RecurrentCell(nn.Module):
 
     A subclass implements `states`. Called like `torch.nn.RNNCell` it makes one step. A sample with
     a NaN or inf in x_t or h_0 has NaN states from there on and no part in any gradient; its
-    batch-mates are untouched.
+    batch-mates are untouched. Under autocast states are carried in the dtype of the parameters
+    and returned in that of hx, or of x without.
 
     Args:
         input_size: features d of x_t.
@@ -64,10 +65,14 @@ class RecurrentCell(nn.Module):
 
     def sequence(self, x: Tensor, h0: Tensor, *, last_only: bool = False) -> Tensor:
         """h_1 .. h_T, (T, B, n), or h_T, (B, n), for x, (T, B, d), and h0, (B, n)."""
+        dtype = h0.dtype
+        if torch.is_autocast_enabled(x.device.type):
+            own = next(self.parameters()).dtype
+            x, h0 = x.to(own), h0.to(own)
         if _all_finite(x, h0):
-            return self.states(x, h0, last_only=last_only)
+            return self.states(x, h0, last_only=last_only).to(dtype)
         x, h0, good = isolate(x, h0)
-        h = self.states(x, h0, last_only=last_only)
+        h = self.states(x, h0, last_only=last_only).to(dtype)
         return torch.where((good[-1] if last_only else good).unsqueeze(-1), h, torch.nan)
 
     def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
@@ -98,8 +103,8 @@ class RecurrentCell(nn.Module):
 class FusedCell(RecurrentCell):
     """A cell whose states come from a fused operation or from its twin of plain operations.
 
-    A subclass names the operations and implements `recurrence`. Under autocast the fused path on
-    the CPU computes in the dtype of the layer.
+    A subclass names the operations and implements `recurrence`. Under autocast the fused path
+    computes in the dtype of the parameters.
 
     Args:
         nonlinearity: sigma, a name in `ACTIVATIONS`.
@@ -131,7 +136,7 @@ class FusedCell(RecurrentCell):
         if self.implementation != "reference" and reason is None:
             reason, h = self._fused(x, h0, last_only)
             if h is not None:
-                return h.to(h0.dtype)
+                return h
         if self.implementation == "fused":
             raise ValueError(not_fused(reason))
         return self.plain_states(x, h0, last_only=last_only)
@@ -142,9 +147,6 @@ class FusedCell(RecurrentCell):
         autocast = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if autocast else nullcontext():
             part = self._arguments(x, h0)
-            if autocast:
-                dtype = next(self.parameters()).dtype
-                x, part["h0"] = x.to(dtype), h0.to(dtype)
             if reason := self.refusal(x, **part):
                 return reason, None
             return None, self.fused_operation(x, **part, last_only=last_only, **self.fused_options)

@@ -4,7 +4,8 @@ import importlib.util
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd import gradgradcheck
 
 from fixpoint.models import _fused_torch, _operation
 from fixpoint.models.cells import ACTIVATIONS
@@ -84,6 +85,18 @@ def test_float32_is_as_exact_as_the_plain_loop(size, activation):
         assert g.dtype == torch.float32
         rounding = (p - e).abs().max() + 16 * torch.finfo(torch.float32).eps * e.abs().max()
         assert (g - e).abs().max() <= 4 * rounding
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("d", [0, 2])
+@pytest.mark.parametrize("K", [1, 2])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_backward_in_segments_of_time(steps, K, d, last_only, monkeypatch):
+    arguments = problem(7, 3, 4, K, d)
+    options = {"activation": "tanh", "last_only": last_only}
+    expected = outcome(plain_scan, arguments, **options)
+    monkeypatch.setattr(_operation, "SEGMENT", steps * K * 3 * 4 * 8)
+    assert_same(outcome(fused_scan, arguments, **options), expected)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -218,12 +231,18 @@ def test_change_of_output_in_place_is_refused(K):
         y += 1
 
 
-def test_second_derivative_is_refused():
-    arguments = problem(4, 3, 2, 1, 2)
-    y = fused_scan(**arguments, activation="tanh")
-    (first,) = torch.autograd.grad(y.square().sum(), arguments["A"], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+@pytest.mark.parametrize("last_only", [True, False])
+def test_second_derivatives(last_only):
+    """Also where one argument is computed from another: b = 1 - a."""
+    arguments = {**problem(3, 2, 2, 2, 2), "activation": "tanh", "last_only": last_only}
+    names = [name for name, v in arguments.items() if isinstance(v, Tensor) and name != "b"]
+
+    def run(*values):
+        given = dict(zip(names, values, strict=True))
+        return fused_scan(**{**arguments, **given, "b": 1 - given["a"]})
+
+    leaves = [arguments[name].detach().requires_grad_() for name in names]
+    gradgradcheck(run, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("openmp", [True, False])
