@@ -42,11 +42,15 @@ def fused_scan(
     b = 1. Equal to `plain_scan`, gradients included, to rounding; several times faster with numba.
     Where no gradient is asked for, nothing but the output is stored.
 
+    On a CUDA device one Triton kernel runs through the whole sequence, another back; n at most 256.
+    It takes float32 and bfloat16, whose states and sums it keeps in float32 between the steps.
+
     Args:
         x: u, (T, B, n); with W, the input (T, B, d) of u = x W^T + bias, which is faster than to
             compute u first.
         A: (n, n).
-        a, b: anything that expands to (T, K): (T, K), (K,), (T, 1), a number.
+        a, b: anything that expands to (T, K): (T, K), (K,), (T, 1), a number. They may be float32
+            where the rest is bfloat16.
         h0: the state before the first step, (B, n).
         activation: sigma, a name in `ACTIVATIONS`.
         W, bias: (n, d) and (n,).
@@ -117,22 +121,37 @@ def unsupported(
         return unknown_name("activation", activation, ACTIVATIONS)
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return "it cannot be traced, exported or compiled"
-    if torch.is_autocast_enabled("cpu"):
+    on_gpu = x.device.type == "cuda"
+    if torch.is_autocast_enabled("cuda" if on_gpu else "cpu"):
         return "it keeps the dtype of its arguments and autocast is on"
     tensors = {"x": x, "A": A, "a": a, "b": b, "h0": h0, "W": W, "bias": bias}
     for name, v in tensors.items():
         if v is None:
             continue
-        if v.device.type != "cpu":
-            return f"it runs on the CPU and {name} is on {v.device}"
-        if v.dtype not in (torch.float32, torch.float64):
-            return f"it takes float32 or float64 and {name} is {v.dtype}"
-        if v.dtype != x.dtype:
+        if v.device.type not in ("cpu", "cuda") or v.device != x.device:
+            return f"it runs on the CPU or on one CUDA device and {name} is on {v.device}"
+        if v.dtype not in (torch.float32, torch.bfloat16 if on_gpu else torch.float64):
+            other = "bfloat16 on a CUDA device" if on_gpu else "float64 on the CPU"
+            return f"it takes float32 or {other} and {name} is {v.dtype}"
+        if v.dtype != x.dtype and not (name in ("a", "b") and x.dtype == torch.bfloat16):
             return f"it takes one dtype, but x is {x.dtype} and {name} is {v.dtype}"
         if is_functorch_wrapped_tensor(v):
             return f"it has no rule for torch.func transforms and {name} is in one"
         if unpack_dual(v).tangent is not None:
             return f"it has no forward-mode derivative and {name} carries a tangent"
+    return _no_kernel(h0) if on_gpu else None
+
+
+def _no_kernel(h0: Tensor) -> str | None:
+    """Why no Triton kernel takes this state on a CUDA device, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "it needs triton on a CUDA device, and triton is not installed"
+    if (capability := torch.cuda.get_device_capability(h0.device)) < (8, 0):
+        return f"it needs a CUDA device of capability 8.0, and {h0.device} has {capability}"
+    from fixpoint.models._fused_triton import MAX_SIZE
+
+    if (n := h0.shape[1]) > MAX_SIZE:
+        return f"it takes at most {MAX_SIZE} units on a CUDA device, and h0 has {n}"
     return None
 
 
@@ -160,7 +179,8 @@ def _checked(
         if v is not None and v.shape != wanted[name]:
             given = f"{tuple(v.shape)}; h0 is {tuple(h0.shape)}"
             raise ValueError(f"{name} must be {wanted[name]}, not {given}")
-    a, b = (v if isinstance(v, Tensor) else x.new_tensor(v) for v in (a, b))
+    scalar = torch.promote_types(x.dtype, torch.float32)  # 0.99 is 0.988 in bfloat16
+    a, b = (v if isinstance(v, Tensor) else x.new_full((), v, dtype=scalar) for v in (a, b))
     K = max((v.shape[-1] for v in (a, b) if v.dim()), default=1)
     if K < 1:
         raise ValueError(f"a and b must have a K of at least 1, not {tuple(a.shape)}")
@@ -200,7 +220,7 @@ class _Scan(Function):
         every = 1 if not recompute else K * ctx.segment if last_only else K
         S = _states(h, T * K // every)
         C = _empty((0 if recompute else T * K, B, n), h)
-        _sweeps(n).forward(X, W, bias, A, a, b, h, S, C, activation=activation, every=every)
+        _sweeps(h).forward(X, W, bias, A, a, b, h, S, C, activation=activation, every=every)
         ctx.save_for_backward(X, W, bias, A, a, b, S, C)
         return h if last_only else S[K // every :: K // every]
 
@@ -209,7 +229,7 @@ class _Scan(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         X, W, bias, A, a, b, S, C = ctx.saved_tensors
         (T, K), (B, n) = a.shape, S.shape[1:]
-        sweeps, options = _sweeps(n), {"activation": ctx.activation}
+        sweeps, options = _sweeps(S[0]), {"activation": ctx.activation}
         if ctx.last_only:
             G, g = grad.new_empty(0, B, n), _copy(grad)
         else:
@@ -270,7 +290,7 @@ def _infer(
     T, K = a.shape
     every = T * K + 1 if last_only else K
     S, C = _states(h, T * K // every), h.new_empty(0, *h.shape)
-    _sweeps(len(A)).forward(X, W, bias, A, a, b, h, S, C, activation=activation, every=every)
+    _sweeps(h).forward(X, W, bias, A, a, b, h, S, C, activation=activation, every=every)
     return h if last_only else S[1:]
 
 
@@ -287,17 +307,19 @@ def _states(h0: Tensor, count: int) -> Tensor:
 
 def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """torch.empty, in huge pages if large: page faults of a new buffer cost more than its use."""
-    if math.prod(shape) * like.element_size() < _HUGE:
+    if like.is_cuda or math.prod(shape) * like.element_size() < _HUGE:
         return like.new_empty(shape)
     return torch.from_numpy(np.empty(shape, str(like.dtype).removeprefix("torch.")))
 
 
-def _sweeps(n: int) -> ModuleType:
-    """The module with the `forward` and `backward` sweeps for n units."""
+def _sweeps(h: Tensor) -> ModuleType:
+    """The module with the `forward` and `backward` sweeps for a state (B, n)."""
+    if h.is_cuda:
+        return importlib.import_module("fixpoint.models._fused_triton")
     from fixpoint.models import _fused_torch
 
     compiled = _compiled()
-    return compiled if compiled and n <= compiled.MAX_SIZE else _fused_torch
+    return compiled if compiled and h.shape[1] <= compiled.MAX_SIZE else _fused_torch
 
 
 @functools.cache

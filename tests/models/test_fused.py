@@ -331,10 +331,10 @@ def test_choice_of_sweeps(monkeypatch):
     compiled = fused._compiled()
     assert (compiled is not None) == HAS_NUMBA
     if compiled:
-        assert fused._sweeps(compiled.MAX_SIZE) is compiled
-        assert fused._sweeps(compiled.MAX_SIZE + 1) is _fused_torch
+        assert fused._sweeps(torch.empty(1, compiled.MAX_SIZE)) is compiled
+        assert fused._sweeps(torch.empty(1, compiled.MAX_SIZE + 1)) is _fused_torch
     monkeypatch.setattr(fused, "_compiled", lambda: None)
-    assert fused._sweeps(4) is _fused_torch
+    assert fused._sweeps(torch.empty(1, 4)) is _fused_torch
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_choice_of_sweeps(monkeypatch):
     [
         ({"A": torch.float32}, "one dtype.*A is torch.float32"),
         (dict.fromkeys(NAMES, torch.bfloat16), "float32 or float64.*x is torch.bfloat16"),
-        ({"h0": "meta"}, "on the CPU and h0 is on meta"),
+        ({"h0": "meta"}, "one CUDA device and h0 is on meta"),
     ],
 )
 def test_unsupported_says_why(change, reason):
