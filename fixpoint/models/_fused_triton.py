@@ -1,18 +1,19 @@
-"""The two sweeps of the fused recurrence on a GPU: one launch of one Triton kernel each.
+"""The two sweeps of the fused recurrence on a GPU, each one launch of one Triton kernel.
 
-A program carries a block of rows through the whole sequence, with its state in float32 in
-registers. Where A is kept:
+A program carries a block of rows through the whole sequence, its state in float32 in registers.
+Where A is kept:
 
-- float32, n <= 128: in registers, a product is a sum of outer products there (64 or fewer numbers
-  a thread); A once on the chip, exact float32.
-- bfloat16: in shared memory, read by the tensor cores, which sum in float32.
-- float32, n > 128: 256 KiB at n = 256, as much as all registers of a multiprocessor, more than its
-  shared memory. It is not on the chip: each step reads A again, tile by tile, from the second
-  cache level, and takes several times longer. So does bfloat16 at n > 128 on a device with less
-  than 160 KiB of shared memory.
+- float32, n <= 128: in registers, where a product is a sum in float32 without tensor cores.
+- bfloat16: in shared memory, from where tensor cores multiply it, with sums in float32.
+- float32, n > 128: not on the chip. At n = 256 it is 256 KiB, all registers of a multiprocessor and
+  more than its shared memory. Each step reads A again by tiles, from the second cache level, which
+  must take several times longer. So does bfloat16, n > 128, with under 160 KiB of shared memory.
 
-n is padded to a power of two: n = 80 does the products of n = 128. Rows are read in vectors where
-16 divides n. Arguments: see `_fused_torch`; float32 or bfloat16, a and b also float32 beside it.
+n is padded to a power of two: n = 80 costs the products of n = 128. Rows are read in vectors where
+4 (bfloat16: 8) divides n; an odd n above 128 in bfloat16 spills some registers. Each n is compiled
+for itself, at its first use.
+
+Arguments: see `_fused_torch`; float32 or bfloat16, a and b also float32 beside bfloat16.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-MAX_SIZE = 256  # units n; above, a block of 8 rows no longer fits the registers
+MAX_SIZE = 256  # units n; above, A fits on the chip in neither type
 
 
 class Plan(NamedTuple):
@@ -37,14 +38,20 @@ class Plan(NamedTuple):
     warps: int
     stages: int
 
+    @property
+    def options(self) -> dict[str, int]:
+        """What the compiler is told; products and sums must fuse, whatever its default becomes."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+
 
 def plan(n: int, B: int, dtype: torch.dtype, *, processors: int, shared: int) -> Plan:
     """The cut for a device with this many multiprocessors and bytes of shared memory for a block.
 
-    Rows: few, so that the batch fills the device, as the steps of a program wait for each other. A
-    tensor core takes 16 anyway. Each tile of A from the cache serves 8: as many as make the
-    products as long as the reading. Warps: so many that A in registers takes 64 of a thread, and
-    two programs share a multiprocessor; 16 where a row of 256 would else spill.
+    Rows: few, since the steps of a program wait for each other and programs do not: one where the
+    batch does not fill the device twice. A tensor core takes 16 anyway. A tile of A from the cache
+    serves 8 rows: with so many, the products take about as long as the reading.
+    Warps: A in registers takes 64 of a thread, so that two programs share a multiprocessor; the
+    rows of 256 units take 16 warps, as fewer spill.
     """
     size = max(16, triton.next_power_of_2(n))
     if dtype == torch.bfloat16:
@@ -116,12 +123,11 @@ def _launch(
             properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
         )
     cut = plan(n, B, h.dtype, processors=processors, shared=shared)
-    sizes = {"SIZE": cut.size, "ROWS": cut.rows, "TILE": cut.tile}
-    tuning = {"num_warps": cut.warps, "num_stages": cut.stages}
+    sizes = {"n": n, "SIZE": cut.size, "ROWS": cut.rows, "TILE": cut.tile}
     arguments = [x.detach() for x in tensors]
     with torch.cuda.device_of(h):
         kernel[(triton.cdiv(B, cut.rows),)](
-            *arguments, B, n, *a.shape, *numbers, **options, **sizes, **tuning
+            *arguments, B, *a.shape, *numbers, **options, **sizes, **cut.options
         )
 
 
@@ -135,10 +141,10 @@ def _forward(  # type: ignore[no-untyped-def]
     S,
     C,
     B,
-    n,
     T,
     K,
     every,
+    n: tl.constexpr,
     SIGMA: tl.constexpr,
     KEEP: tl.constexpr,
     SIZE: tl.constexpr,
@@ -151,10 +157,10 @@ def _forward(  # type: ignore[no-untyped-def]
     y = _load(h, at, inside)
     u = tl.load(U + at, mask=inside, other=0.0)
     for m in range(T * K):
-        if (m + 1) % K == 0:
+        # Read a step ahead, as memory takes longer than a step; the last one reads again.
+        if (m + 1) % K == 0 and m + 1 < T * K:
             U += step
-        # Read a step ahead: memory takes longer than a step.
-        u_next = tl.load(U + at, mask=inside & (m + 1 < T * K), other=0.0)
+        u_next = tl.load(U + at, mask=inside, other=0.0)
         a_m, b_m = tl.load(a + m).to(tl.float32), tl.load(b + m).to(tl.float32)
         z = _add_product(u.to(tl.float32), y, weights, At, h, at, inside, row, B, n, TILE)
         # Zero in the padding: it would grow where |a| > 1, and infinity times 0 is NaN.
@@ -183,9 +189,9 @@ def _backward(  # type: ignore[no-untyped-def]
     V,
     sums,
     B,
-    n,
     T,
     K,
+    n: tl.constexpr,
     SIGMA: tl.constexpr,
     HAS_G: tl.constexpr,
     HAS_V: tl.constexpr,
@@ -210,17 +216,17 @@ def _backward(  # type: ignore[no-untyped-def]
     for back in range(M):
         m = M - 1 - back
         a_m, b_m = tl.load(a + m).to(tl.float32), tl.load(b + m).to(tl.float32)
-        first = m % K == 0
-        more = inside & (m > 0)
-        S -= step
-        C -= step
-        s_next = tl.load(S + at, mask=more, other=0.0)
-        c_next = tl.load(C + at, mask=more, other=0.0)
+        if m > 0:
+            S -= step
+            C -= step
+        s_next = tl.load(S + at, mask=inside, other=0.0)
+        c_next = tl.load(C + at, mask=inside, other=0.0)
         if HAS_G:
-            y += e.to(tl.float32)
-            if first:
+            if m % K == K - 1:
+                y += e.to(tl.float32)
+            if m % K == 0 and m > 0:
                 G -= step
-            e = tl.load(G + at, mask=more & first, other=0.0)
+            e = tl.load(G + at, mask=inside, other=0.0)
         s, c = s.to(tl.float32), c.to(tl.float32)
         sa, sb = tl.reduce((y * s, y * c), 1, _add_both)
         place = sums + m.to(tl.int64) * B + row
@@ -230,7 +236,7 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(D + at, d.to(kind), mask=inside)
         if HAS_V:
             v += d
-            if first:
+            if m % K == 0:
                 tl.store(V + at, v.to(kind), mask=inside)
                 V -= step
                 v = tl.zeros((ROWS, SIZE), tl.float32)
@@ -241,7 +247,7 @@ def _backward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _block(B, n, SIZE: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _block(B, n: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rows of this program, their places in a (B, n) array, which exist, and its length."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, SIZE)
@@ -255,13 +261,15 @@ def _load(pointer, at, inside):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _weights(A, first, n, TILE: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _weights(A, first, n: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     row, col = first + tl.arange(0, TILE)[:, None], tl.arange(0, SIZE)[None, :]
     return tl.load(A + row * n + col, mask=(row < n) & (col < n), other=0.0)
 
 
 @triton.jit
-def _add_product(z, y, weights, A, scratch, at, inside, row, B, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_product(  # type: ignore[no-untyped-def]
+    z, y, weights, A, scratch, at, inside, row, B, n: tl.constexpr, TILE: tl.constexpr
+):
     """z + y A, from all of A in `weights`, or by tiles of A and of y by way of `scratch`."""
     SIZE: tl.constexpr = y.shape[1]
     if TILE < SIZE:

@@ -73,17 +73,16 @@ def assert_as_exact_as_plain(size, dtype=FLOAT, **options):
         assert (g - e).abs().max() <= allowed, name
 
 
-@pytest.mark.parametrize("last_only", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_equals_plain_loop(size, activation, last_only):
-    assert_as_exact_as_plain(size, activation=activation, last_only=last_only)
+def test_equals_plain_loop(size, activation):
+    assert_as_exact_as_plain(size, activation=activation)
 
 
-@pytest.mark.parametrize("last_only", [False, True])
-def test_recompute(last_only):
-    size = (7, 3, 7, 2, 2)
-    assert_as_exact_as_plain(size, activation="tanh", last_only=last_only, recompute=True)
+@pytest.mark.parametrize(("last_only", "recompute"), [(True, False), (False, True), (True, True)])
+def test_last_state_and_recomputation(last_only, recompute):
+    options = {"last_only": last_only, "recompute": recompute}
+    assert_as_exact_as_plain((7, 3, 7, 2, 2), activation="tanh", **options)
 
 
 @pytest.mark.parametrize("rows", [1, 4])
