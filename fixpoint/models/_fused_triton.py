@@ -131,7 +131,7 @@ def _launch(
         )
 
 
-@triton.jit(do_not_specialize=["T", "K", "every"])
+@triton.jit(do_not_specialize=["B", "T", "K", "every"])
 def _forward(  # type: ignore[no-untyped-def]
     U,
     At,
@@ -176,7 +176,7 @@ def _forward(  # type: ignore[no-untyped-def]
     tl.store(h + at, y.to(kind), mask=inside)
 
 
-@triton.jit(do_not_specialize=["T", "K"])
+@triton.jit(do_not_specialize=["B", "T", "K"])
 def _backward(  # type: ignore[no-untyped-def]
     G,
     A,

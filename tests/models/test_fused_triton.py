@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from models.test_fused import outcome, problem
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fixpoint.models import fused
 from fixpoint.models.cells import ACTIVATIONS
 from fixpoint.models.fused import fused_scan, plain_scan, unsupported
 
@@ -127,6 +129,67 @@ def test_threads_wait_before_and_after_they_exchange_a_state(name, kind):
 def test_rows_fill_the_device(B, rows):
     cut = _fused_triton.plan(80, B, torch.float32, processors=100, shared=SHARED[80])
     assert cut.rows == rows
+
+
+@pytest.mark.parametrize(
+    ("T", "B", "n", "K", "kind"),
+    [(1, 1, 1, 1, "fp32"), (2, 1, 16, 1, "bf16"), (3, 16, 7, 2, "fp32")],
+)
+def test_compiles_as_it_is_launched(T, B, n, K, kind, monkeypatch):
+    """A launch compiles for the values of its arguments: a size of 1 can become a constant."""
+    driver = types.SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 80, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    )
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    monkeypatch.setattr(fused, "unsupported", lambda *args, **options: None)
+    monkeypatch.setattr(fused, "_sweeps", lambda h: _fused_triton)
+    kernels = []
+
+    class Compiled:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            return lambda *args, **options: kernels.append(
+                self.kernel.warmup(*args, grid=grid, **options)
+            )
+
+    for name in POINTERS:
+        monkeypatch.setattr(_fused_triton, name, Compiled(getattr(_fused_triton, name)))
+    for last_only in (False, True):
+        options = {"activation": "relu", "last_only": last_only}
+        outcome(fused_scan, problem(T, B, n, K, dtype=DTYPES[kind]), **options)
+    assert len(kernels) == 4
+    assert all(kernel.asm["cubin"] for kernel in kernels)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_all_around_the_kernels_stays_on_the_device(dtype, last_only, recompute, monkeypatch):
+    """With meta tensors, which have a device, a dtype and a shape, and no values."""
+    monkeypatch.setattr(fused, "unsupported", lambda *args, **options: None)
+    monkeypatch.setattr(fused, "_sweeps", lambda h: _fused_triton)
+    launched = []
+    monkeypatch.setattr(_fused_triton, "_launch", lambda *args, **options: launched.append(args))
+    arguments = {
+        k: v.detach().to("meta").requires_grad_()
+        for k, v in problem(9, 3, 7, 2, 4, dtype=dtype).items()
+    }
+    options = {"activation": "tanh", "last_only": last_only}
+    y = fused_scan(**arguments, recompute=recompute, **options)
+    gradients = torch.autograd.grad(y, list(arguments.values()), torch.empty_like(y))
+    with torch.no_grad():
+        inferred = fused_scan(**arguments, **options)
+    assert y.shape == inferred.shape == ((3, 7) if last_only else (9, 3, 7))
+    for got, expected in zip((y, inferred, *gradients), (y, y, *arguments.values()), strict=True):
+        assert (got.device, got.dtype, got.shape) == (y.device, dtype, expected.shape)
+    for _, _, _, tensors, _ in launched:
+        assert {v.device for v in tensors} == {y.device}
+        assert all(v.is_contiguous() for v in tensors)
+    assert len(launched) == (8 if recompute else 3)
 
 
 @pytest.mark.gpu
