@@ -1,6 +1,7 @@
 """Time the fused recurrences against torch's recurrent layers, plain loops and their products.
 
 Minima of interleaved runs in one process, on one and two threads: ratios hold where times drift.
+Then the same on a GPU, where there is one, against cuDNN.
 Run: python benchmarks/recurrent.py [--quick]
 """
 
@@ -25,6 +26,8 @@ SHAPES = {
     "Google": (128, 99, 32, 100),
     "Pixel-MNIST": (128, 784, 1, 128),
 }
+# On the GPU alone: a full device, and A that does not fit into a multiprocessor in float32.
+LARGE = {"wide batch": (2048, 128, 9, 80), "n = 256": (128, 128, 32, 256)}
 Run = Callable[[], object]
 Layer = tuple[Callable[[Tensor], Tensor], list[Tensor]]  # forward and its parameters
 
@@ -32,7 +35,15 @@ Layer = tuple[Callable[[Tensor], Tensor], list[Tensor]]  # forward and its param
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repeats")
-    seconds = 2.0 if parser.parse_args().quick else 20.0
+    parser.add_argument("--gpu", action="store_true", help="leave out the CPU")
+    options = parser.parse_args()
+    seconds = 2.0 if options.quick else 20.0
+    if not options.gpu:
+        cpu(seconds)
+    gpu(seconds)
+
+
+def cpu(seconds: float) -> None:
     names = "torch", "numpy", "scipy", "numba"
     print(platform.processor() or platform.machine(), *(f"{x} {_version(x)}" for x in names))
     one_thread: dict[str, tuple[float, float]] = {}
@@ -64,6 +75,29 @@ def main() -> None:
         print(f"  {name:20}{best_time * 1e3:8.2f}{best_time / (T * K) * 1e6:8.1f}")
 
 
+def gpu(seconds: float) -> None:
+    """cuDNN runs float32 in TF32 unless told not to; the fused recurrence itself never does."""
+    if not torch.cuda.is_available():
+        print("\nno GPU")
+        return
+    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}", end=", ")
+    print(f"triton {_version('triton')}, cuDNN {torch.backends.cudnn.version()}")
+    kinds = {
+        "float32": (torch.float32, False),
+        "TF32": (torch.float32, True),
+        "bfloat16": (torch.bfloat16, False),
+    }
+    for name, shape in (SHAPES | LARGE).items():
+        for kind, (dtype, tf32) in kinds.items():
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+            torch.set_default_dtype(dtype)
+            print(f"\n{name} (B, T, d, n) = {shape}, {kind}; ms")
+            with torch.device("cuda"):
+                on_gpu = runs(*shape)
+            table(minima(on_gpu, seconds, elapsed_on_gpu))
+    torch.set_default_dtype(torch.float32)
+
+
 def runs(B: int, T: int, d: int, n: int) -> dict[str, Run]:
     x = torch.randn(T, B, d)
     layers: dict[str, Layer] = {
@@ -90,11 +124,11 @@ def runs(B: int, T: int, d: int, n: int) -> dict[str, Run]:
 def ours_layer(
     T: int, B: int, d: int, n: int, K: int = 1, *, plain: bool = False, **options: bool
 ) -> Layer:
-    """ERNN with eta (T, K), bare."""
+    """ERNN with eta (T, K), bare; eta in float32 always."""
     W = torch.randn(n, d).mul_(0.1).requires_grad_()
     A = torch.randn(n, n).mul_(0.1).requires_grad_()
     bias = torch.zeros(n, requires_grad=True)
-    eta = torch.full((T, K), 0.01, requires_grad=True)
+    eta = torch.full((T, K), 0.01, dtype=torch.float32, requires_grad=True)
     h0 = torch.zeros(B, n)
 
     def forward(x: Tensor) -> Tensor:
@@ -150,15 +184,33 @@ def products(count: int, B: int, n: int) -> Run:
     return run
 
 
-def minima(runs: dict[str, Run], seconds: float) -> dict[str, float]:
+def elapsed(run: Run) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def elapsed_on_gpu(run: Run, repeats: int = 10) -> float:
+    """Seconds of one of several runs in a row, as in training: launches overlap with kernels."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(repeats):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / repeats
+
+
+def minima(
+    runs: dict[str, Run], seconds: float, elapsed: Callable[[Run], float] = elapsed
+) -> dict[str, float]:
     """The shortest time of each run in seconds, over interleaved rounds (at least three)."""
     best = dict.fromkeys(runs, float("inf"))
     start, rounds = time.perf_counter(), 0
     while rounds < 3 or time.perf_counter() - start < seconds:
         for name, run in runs.items():
-            begin = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - begin)
+            best[name] = min(best[name], elapsed(run))
         rounds += 1
     return best
 

@@ -114,7 +114,7 @@ def test_the_rule_itself(name, imported, wrong):
         ),
         (
             "fixpoint.models, fixpoint.analysis, fixpoint.data",
-            "matplotlib scipy lightning_fabric typer rich pooch",
+            "matplotlib scipy lightning_fabric typer rich pooch triton",
         ),
         ("fixpoint.cli", "matplotlib scipy lightning_fabric fixpoint.training"),
     ],

@@ -26,26 +26,47 @@ MAX_SIZE = 256
 SEGMENT = 2**21
 
 
-def refusal(tensors: dict[str, Tensor | None], activation: str) -> str | None:
-    """Why a fused operation cannot take these, x first among the tensors, or None if it can."""
+def refusal(
+    tensors: dict[str, Tensor | None], activation: str, *, kernel: str | None = None
+) -> str | None:
+    """Why a fused operation cannot take these, x first among the tensors, or None if it can.
+
+    `kernel` names the module with its sweeps for CUDA devices, where there are any.
+    """
     if activation not in ACTIVATIONS:
         return unknown_name("activation", activation, ACTIVATIONS)
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return "it cannot be traced, exported or compiled"
-    if torch.is_autocast_enabled("cpu"):
-        return "it keeps the dtype of its arguments and autocast is on"
     given = {name: v for name, v in tensors.items() if v is not None}
+    x = given["x"]
+    on_gpu = kernel is not None and x.device.type == "cuda"
+    if torch.is_autocast_enabled("cuda" if on_gpu else "cpu"):
+        return "it keeps the dtype of its arguments and autocast is on"
     for name, v in given.items():
-        if v.device.type != "cpu":
-            return f"it runs on the CPU and {name} is on {v.device}"
-        if v.dtype not in (torch.float32, torch.float64):
-            return f"it takes float32 or float64 and {name} is {v.dtype}"
-        if v.dtype != given["x"].dtype:
-            return f"it takes one dtype, but x is {given['x'].dtype} and {name} is {v.dtype}"
+        if v.device.type != "cpu" and not (on_gpu and v.device == x.device):
+            where = "the CPU or on one CUDA device" if kernel else "the CPU"
+            return f"it runs on {where} and {name} is on {v.device}"
+        if v.dtype not in (torch.float32, torch.bfloat16 if on_gpu else torch.float64):
+            other = "bfloat16 on a CUDA device" if on_gpu else "float64"
+            return f"it takes float32 or {other} and {name} is {v.dtype}"
+        if v.dtype != x.dtype and not (name in ("a", "b") and x.dtype == torch.bfloat16):
+            return f"it takes one dtype, but x is {x.dtype} and {name} is {v.dtype}"
         if is_functorch_wrapped_tensor(v):
             return f"it has no rule for torch.func transforms and {name} is in one"
         if unpack_dual(v).tangent is not None:
             return f"it has no forward-mode derivative and {name} carries a tangent"
+    return _no_kernel(given["h0"], kernel) if on_gpu and kernel else None
+
+
+def _no_kernel(h0: Tensor, kernel: str) -> str | None:
+    """Why no Triton kernel takes this state on a CUDA device, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "it needs triton on a CUDA device, and triton is not installed"
+    if (capability := torch.cuda.get_device_capability(h0.device)) < (8, 0):
+        return f"it needs a CUDA device of capability 8.0, and {h0.device} has {capability}"
+    largest = importlib.import_module(f"fixpoint.models.{kernel}").MAX_SIZE
+    if (n := h0.shape[1]) > largest:
+        return f"it takes at most {largest} units on a CUDA device, and h0 has {n}"
     return None
 
 
@@ -80,7 +101,7 @@ def states(h0: Tensor, count: int) -> Tensor:
 
 def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """torch.empty, in huge pages if large: page faults of a new buffer cost more than its use."""
-    if math.prod(shape) * like.element_size() < HUGE:
+    if like.is_cuda or math.prod(shape) * like.element_size() < HUGE:
         return like.new_empty(shape)
     return torch.from_numpy(np.empty(shape, str(like.dtype).removeprefix("torch.")))
 
@@ -92,15 +113,19 @@ def received(grad: Tensor, last_only: bool) -> tuple[Tensor, Tensor]:
     return grad.contiguous(), grad.new_zeros(grad.shape[1:])
 
 
-def segment(T: int, size: int) -> int:
-    """Time steps in a segment of the backward pass, where those of one step take `size` bytes."""
-    return max(1, min(T, SEGMENT // max(1, size)))
+def segment(T: int, K: int, g: Tensor) -> int:
+    """Time steps in a segment of the backward pass, for a gradient g of each of the T K states."""
+    if g.is_cuda:
+        return max(1, T)  # one launch
+    return max(1, min(T, SEGMENT // max(1, K * g.numel() * g.element_size())))
 
 
-def sweeps(name: str, n: int) -> ModuleType:
-    """The module with the sweeps of an operation for n units."""
+def sweeps(name: str, h: Tensor) -> ModuleType:
+    """The module with the sweeps of an operation for a state h, (B, n)."""
+    if h.is_cuda:
+        return importlib.import_module(f"fixpoint.models._{name}_triton")
     module = compiled(name)
-    if module is None or n > MAX_SIZE:
+    if module is None or h.shape[1] > MAX_SIZE:
         return importlib.import_module(f"fixpoint.models._{name}_torch")
     return module
 

@@ -36,11 +36,15 @@ def fused_scan(
     Where no gradient is asked for, nothing but the output is stored. A gradient of a gradient
     (create_graph) goes through `plain_scan`.
 
+    On a CUDA device one Triton kernel runs through the whole sequence, another back; n at most 256.
+    It takes float32 and bfloat16, whose states and sums it keeps in float32 between the steps.
+
     Args:
         x: u, (T, B, n); with W, the input (T, B, d) of u = x W^T + bias, which is faster than to
             compute u first.
         A: (n, n).
-        a, b: anything that expands to (T, K): (T, K), (K,), (T, 1), a number.
+        a, b: anything that expands to (T, K): (T, K), (K,), (T, 1), a number. They may be float32
+            where the rest is bfloat16.
         h0: the state before the first step, (B, n).
         activation: sigma, a name in `ACTIVATIONS`.
         W, bias: (n, d) and (n,).
@@ -122,7 +126,7 @@ def unsupported(
 ) -> str | None:
     """Why `fused_scan` cannot take these arguments, or None where it can."""
     tensors = {"x": x, "A": A, "a": a, "b": b, "h0": h0, "W": W, "bias": bias}
-    return op.refusal(tensors, activation)
+    return op.refusal(tensors, activation, kernel="_fused_triton")
 
 
 def _checked(
@@ -149,7 +153,8 @@ def _checked(
         if v is not None and v.shape != wanted[name]:
             given = f"{tuple(v.shape)}; h0 is {tuple(h0.shape)}"
             raise ValueError(f"{name} must be {wanted[name]}, not {given}")
-    a, b = (v if isinstance(v, Tensor) else x.new_tensor(v) for v in (a, b))
+    scalar = torch.promote_types(x.dtype, torch.float32)  # 0.99 is 0.988 in bfloat16
+    a, b = (v if isinstance(v, Tensor) else x.new_full((), v, dtype=scalar) for v in (a, b))
     K = max((v.shape[-1] for v in (a, b) if v.dim()), default=1)
     if K < 1:
         raise ValueError(f"a and b must have a K of at least 1, not {tuple(a.shape)}")
@@ -191,7 +196,7 @@ class _Scan(Function):
         every = 1 if not recompute else K * ctx.segment if last_only else K
         S = op.states(h, T * K // every)
         C = op.empty((0 if recompute else T * K, B, n), h)
-        sweeps, options = op.sweeps("fused", n), {"activation": activation, "every": every}
+        sweeps, options = op.sweeps("fused", h), {"activation": activation, "every": every}
         sweeps.forward(X, W, bias, A, a, b, h, S, C, **options)
         ctx.save_for_backward(*inputs, S, C)
         return h if last_only else S[K // every :: K // every]
@@ -205,9 +210,9 @@ class _Scan(Function):
         X, W, bias, A, a, b, _ = inputs
         X, A, a, b = (v.contiguous() for v in (X, A, a, b))
         (T, K), (B, n) = a.shape, S.shape[1:]
-        sweeps, options = op.sweeps("fused", n), {"activation": ctx.activation}
+        sweeps, options = op.sweeps("fused", S[0]), {"activation": ctx.activation}
         G, g = op.received(grad, ctx.last_only)
-        steps = ctx.segment or op.segment(T, K * g.numel() * g.element_size())
+        steps = ctx.segment or op.segment(T, K, g)
         D = op.empty((0 if K == 1 else steps * K, B, n), g)
         dU = op.empty((0 if W is None else steps, B, n), g)
         dX = op.empty(X.shape if W is None or ctx.needs_input_grad[0] else (0, B, n), g)
@@ -266,7 +271,5 @@ def _infer(
     T, K = a.shape
     every = T * K + 1 if last_only else K
     S, C = op.states(h, T * K // every), h.new_empty(0, *h.shape)
-    op.sweeps("fused", len(A)).forward(
-        X, W, bias, A, a, b, h, S, C, activation=activation, every=every
-    )
+    op.sweeps("fused", h).forward(X, W, bias, A, a, b, h, S, C, activation=activation, every=every)
     return h if last_only else S[1:]

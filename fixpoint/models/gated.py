@@ -217,9 +217,9 @@ class _GatedScan(Function):
         x, V = x.contiguous(), V.contiguous()
         T, B, n = C.shape
         G, g = op.received(grad, ctx.last_only)
-        weights, sweeps = _parts(V, n), op.sweeps("gated", n)
+        weights, sweeps = _parts(V, n), op.sweeps("gated", S[0])
         gates, factors = len(weights), (p.item(), q.item())
-        steps = op.segment(T, gates * g.numel() * g.element_size())
+        steps = op.segment(T, gates, g)
         D = op.empty((gates * steps, B, n), g)
         dx = op.empty((T if ctx.needs_input_grad[0] else 0, *x.shape[1:]), g)
         dW, dV = g.new_zeros(gates, x.shape[2], n), torch.zeros_like(weights)
@@ -299,7 +299,7 @@ def _sweep(
     X = x if W is not None else _apart(x, n)
     shift = h.new_zeros(2, n) if bias is None else bias.contiguous().view(2, n)
     W = None if W is None else _parts(W, n)
-    op.sweeps("gated", n).forward(
+    op.sweeps("gated", h).forward(
         X, W, shift, _parts(V, n), p.item(), q.item(), h, S, Z, C, activation=activation
     )
 

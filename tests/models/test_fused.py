@@ -351,10 +351,10 @@ def test_choice_of_sweeps(monkeypatch):
     compiled = _operation.compiled("fused")
     assert (compiled is not None) == HAS_NUMBA
     if compiled:
-        assert _operation.sweeps("fused", _operation.MAX_SIZE) is compiled
-        assert _operation.sweeps("fused", _operation.MAX_SIZE + 1) is _fused_torch
+        assert _operation.sweeps("fused", torch.empty(1, _operation.MAX_SIZE)) is compiled
+        assert _operation.sweeps("fused", torch.empty(1, _operation.MAX_SIZE + 1)) is _fused_torch
     monkeypatch.setattr(_operation, "compiled", lambda name: None)
-    assert _operation.sweeps("fused", 4) is _fused_torch
+    assert _operation.sweeps("fused", torch.empty(1, 4)) is _fused_torch
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_choice_of_sweeps(monkeypatch):
     [
         ({"A": torch.float32}, "one dtype.*A is torch.float32"),
         (dict.fromkeys(NAMES, torch.bfloat16), "float32 or float64.*x is torch.bfloat16"),
-        ({"h0": "meta"}, "on the CPU and h0 is on meta"),
+        ({"h0": "meta"}, "on the CPU or on one CUDA device and h0 is on meta"),
     ],
 )
 def test_unsupported_says_why(change, reason):

@@ -333,10 +333,10 @@ def test_choice_of_sweeps(monkeypatch):
     compiled = _operation.compiled("gated")
     assert (compiled is not None) == HAS_NUMBA
     if compiled:
-        assert _operation.sweeps("gated", _operation.MAX_SIZE) is compiled
-    assert _operation.sweeps("gated", _operation.MAX_SIZE + 1) is _gated_torch
+        assert _operation.sweeps("gated", torch.empty(1, _operation.MAX_SIZE)) is compiled
+    assert _operation.sweeps("gated", torch.empty(1, _operation.MAX_SIZE + 1)) is _gated_torch
     monkeypatch.setattr(_operation, "compiled", lambda name: None)
-    assert _operation.sweeps("gated", 4) is _gated_torch
+    assert _operation.sweeps("gated", torch.empty(1, 4)) is _gated_torch
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,333 @@
+"""The two sweeps of the fused recurrence on a GPU, each one launch of one Triton kernel.
+
+A program carries a block of rows through the whole sequence, its state in float32 in registers.
+Where A is kept:
+
+- float32, n <= 128: in registers, where a product is a sum in float32 without tensor cores.
+- bfloat16: in shared memory, from where tensor cores multiply it, with sums in float32.
+- float32, n > 128: not on the chip. At n = 256 it is 256 KiB, all registers of a multiprocessor and
+  more than its shared memory. Each step reads A again by tiles, from the second cache level, which
+  must take several times longer. So does bfloat16, n > 128, with under 160 KiB of shared memory.
+
+n is padded to a power of two: n = 80 costs the products of n = 128. Rows are read in vectors where
+4 (bfloat16: 8) divides n; an odd n above 128 in bfloat16 spills some registers. Each n is compiled
+for itself, at its first use.
+
+Arguments: see `_fused_torch`; float32 or bfloat16, a and b also float32 beside bfloat16.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import linear
+
+MAX_SIZE = 256  # units n; above, A fits on the chip in neither type
+
+
+class Plan(NamedTuple):
+    """How a kernel is cut: n padded, rows of a program, rows of A at a time, warps, stages."""
+
+    size: int
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What the compiler is told; products and sums must fuse, whatever its default becomes."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+
+
+def plan(n: int, B: int, dtype: torch.dtype, *, processors: int, shared: int) -> Plan:
+    """The cut for a device with this many multiprocessors and bytes of shared memory for a block.
+
+    Rows: few, since the steps of a program wait for each other and programs do not: one where the
+    batch does not fill the device twice. A tensor core takes 16 anyway. A tile of A from the cache
+    serves 8 rows: with so many, the products take about as long as the reading.
+    Warps: A in registers takes 64 of a thread, so that two programs share a multiprocessor; the
+    rows of 256 units take 16 warps, as fewer spill.
+    """
+    size = max(16, triton.next_power_of_2(n))
+    if dtype == torch.bfloat16:
+        fits = size <= 128 or shared >= 160 * 1024
+        return Plan(size, 16, size if fits else 64, max(4, size // 16), 1 if fits else 2)
+    if size > 128:
+        return Plan(size, 8, 16, 16, 3)
+    share = B // processors
+    rows = 4 if share >= 4 else max(1, min(share, 2))
+    return Plan(size, rows, size, size // 16, 1)
+
+
+def forward(
+    X: Tensor,
+    W: Tensor | None,
+    bias: Tensor | None,
+    A: Tensor,
+    a: Tensor,
+    b: Tensor,
+    h: Tensor,
+    S: Tensor,
+    C: Tensor,
+    *,
+    activation: str,
+    every: int,
+) -> None:
+    U = X if W is None else linear(X, W, bias)
+    tensors = U, A.t().contiguous(), a, b, h, S, C
+    _launch(_forward, h, a, tensors, (every,), SIGMA=activation, KEEP=len(C) > 0)
+
+
+def backward(
+    G: Tensor,
+    A: Tensor,
+    a: Tensor,
+    b: Tensor,
+    g: Tensor,
+    S: Tensor,
+    C: Tensor,
+    D: Tensor,
+    V: Tensor,
+    *,
+    activation: str,
+) -> tuple[Tensor, Tensor]:
+    sums = torch.zeros(2, a.numel(), len(g), dtype=torch.float32, device=g.device)
+    tensors = G, A, a, b, g, S, C, D, V, sums
+    _launch(_backward, g, a, tensors, (), SIGMA=activation, HAS_G=len(G) > 0, HAS_V=len(V) > 0)
+    da, db = sums.sum(-1).view(2, *a.shape)
+    return da, db
+
+
+def _launch(
+    kernel: triton.JITFunction,
+    h: Tensor,
+    a: Tensor,
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[int, ...],
+    **options: object,
+) -> None:
+    if not h.numel() or not a.numel():
+        return
+    (B, n), device = h.shape, h.device
+    processors, shared = 1, 2**20
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        processors = properties.multi_processor_count
+        # Missing from torch's stubs, and where the device is not NVIDIA's.
+        shared = getattr(
+            properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
+        )
+    cut = plan(n, B, h.dtype, processors=processors, shared=shared)
+    sizes = {"n": n, "SIZE": cut.size, "ROWS": cut.rows, "TILE": cut.tile}
+    arguments = [x.detach() for x in tensors]
+    with torch.cuda.device_of(h):
+        kernel[(triton.cdiv(B, cut.rows),)](
+            *arguments, B, *a.shape, *numbers, **options, **sizes, **cut.options
+        )
+
+
+@triton.jit(do_not_specialize=["B", "T", "K", "every"])
+def _forward(  # type: ignore[no-untyped-def]
+    U,
+    At,
+    a,
+    b,
+    h,
+    S,
+    C,
+    B,
+    T,
+    K,
+    every,
+    n: tl.constexpr,
+    SIGMA: tl.constexpr,
+    KEEP: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row, at, inside, step = _block(B, n, SIZE, ROWS)
+    kind = h.dtype.element_ty
+    weights = _weights(At, 0, n, TILE, SIZE)
+    y = _load(h, at, inside)
+    u = tl.load(U + at, mask=inside, other=0.0)
+    for m in range(T * K):
+        # Read a step ahead, as memory takes longer than a step; the last one reads again.
+        if (m + 1) % K == 0 and m + 1 < T * K:
+            U += step
+        u_next = tl.load(U + at, mask=inside, other=0.0)
+        a_m, b_m = tl.load(a + m).to(tl.float32), tl.load(b + m).to(tl.float32)
+        z = _add_product(u.to(tl.float32), y, weights, At, h, at, inside, row, B, n, TILE)
+        # Zero in the padding: it would grow where |a| > 1, and infinity times 0 is NaN.
+        c = tl.where(inside, _sigma(z, SIGMA), 0.0)
+        y = a_m * y + b_m * c
+        if KEEP:
+            tl.store(C + at, c.to(kind), mask=inside)
+            C += step
+        if (m + 1) % every == 0:
+            S += step
+            tl.store(S + at, y.to(kind), mask=inside)
+        u = u_next
+    tl.store(h + at, y.to(kind), mask=inside)
+
+
+@triton.jit(do_not_specialize=["B", "T", "K"])
+def _backward(  # type: ignore[no-untyped-def]
+    G,
+    A,
+    a,
+    b,
+    g,
+    S,
+    C,
+    D,
+    V,
+    sums,
+    B,
+    T,
+    K,
+    n: tl.constexpr,
+    SIGMA: tl.constexpr,
+    HAS_G: tl.constexpr,
+    HAS_V: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`sums` (2, M, B) receives the terms of da and db, summed over units."""
+    row, at, inside, step = _block(B, n, SIZE, ROWS)
+    kind = g.dtype.element_ty
+    weights = _weights(A, 0, n, TILE, SIZE)
+    y, v = _load(g, at, inside), tl.zeros((ROWS, SIZE), tl.float32)
+    M = T * K
+    G += (T - 1) * step
+    V += (T - 1) * step
+    S += (M - 1) * step
+    C += (M - 1) * step
+    D += (M - 1) * step
+    s, c = tl.load(S + at, mask=inside, other=0.0), tl.load(C + at, mask=inside, other=0.0)
+    if HAS_G:
+        e = tl.load(G + at, mask=inside, other=0.0)
+    for back in range(M):
+        m = M - 1 - back
+        a_m, b_m = tl.load(a + m).to(tl.float32), tl.load(b + m).to(tl.float32)
+        if m > 0:
+            S -= step
+            C -= step
+        s_next = tl.load(S + at, mask=inside, other=0.0)
+        c_next = tl.load(C + at, mask=inside, other=0.0)
+        if HAS_G:
+            if m % K == K - 1:
+                y += e.to(tl.float32)
+            if m % K == 0 and m > 0:
+                G -= step
+            e = tl.load(G + at, mask=inside, other=0.0)
+        s, c = s.to(tl.float32), c.to(tl.float32)
+        sa, sb = tl.reduce((y * s, y * c), 1, _add_both)
+        place = sums + m.to(tl.int64) * B + row
+        tl.store(place, sa, mask=row < B)
+        tl.store(place + M.to(tl.int64) * B, sb, mask=row < B)
+        d = b_m * y * _slope(c, SIGMA)
+        tl.store(D + at, d.to(kind), mask=inside)
+        if HAS_V:
+            v += d
+            if m % K == 0:
+                tl.store(V + at, v.to(kind), mask=inside)
+                V -= step
+                v = tl.zeros((ROWS, SIZE), tl.float32)
+        y = _add_product(a_m * y, d, weights, A, D, at, inside, row, B, n, TILE)
+        D -= step
+        s, c = s_next, c_next
+    tl.store(g + at, y.to(kind), mask=inside)
+
+
+@triton.jit
+def _block(B, n: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows of this program, their places in a (B, n) array, which exist, and its length."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    col = tl.arange(0, SIZE)
+    inside = (row < B)[:, None] & (col < n)[None, :]
+    return row, row[:, None] * n + col[None, :], inside, B.to(tl.int64) * n
+
+
+@triton.jit
+def _load(pointer, at, inside):  # type: ignore[no-untyped-def]
+    return tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _weights(A, first, n: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, col = first + tl.arange(0, TILE)[:, None], tl.arange(0, SIZE)[None, :]
+    return tl.load(A + row * n + col, mask=(row < n) & (col < n), other=0.0)
+
+
+@triton.jit
+def _add_product(  # type: ignore[no-untyped-def]
+    z, y, weights, A, scratch, at, inside, row, B, n: tl.constexpr, TILE: tl.constexpr
+):
+    """z + y A, from all of A in `weights`, or by tiles of A and of y by way of `scratch`."""
+    SIZE: tl.constexpr = y.shape[1]
+    if TILE < SIZE:
+        tl.debug_barrier()  # all have read the last y
+        tl.store(scratch + at, y.to(scratch.dtype.element_ty), mask=inside)
+        tl.debug_barrier()  # all have written this one
+        for first in range(0, SIZE, TILE):
+            col = first + tl.arange(0, TILE)[None, :]
+            mask = (row < B)[:, None] & (col < n)
+            part = tl.load(scratch + row[:, None] * n + col, mask=mask, other=0.0)
+            z = tl.dot(part, _weights(A, first, n, TILE, SIZE), z, input_precision="ieee")
+    elif weights.dtype == tl.float32:
+        z += tl.sum(y[:, :, None] * weights[None, :, :], 1)
+    else:
+        z = tl.dot(y.to(weights.dtype), weights, z)
+    return z
+
+
+@triton.jit
+def _add_both(x, y, x_other, y_other):  # type: ignore[no-untyped-def]
+    return x + x_other, y + y_other
+
+
+@triton.jit
+def _sigma(x, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
+    if NAME == "relu":
+        x = tl.where(x <= 0, 0.0, x)  # NaN stays
+    elif NAME == "tanh":
+        x = _tanh(x)
+    elif NAME == "sigmoid":
+        x = 0.5 + 0.5 * _tanh(0.5 * x)
+    return x
+
+
+@triton.jit
+def _slope(c, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
+    """sigma' from c = sigma(.)."""
+    slope = tl.full(c.shape, 1.0, tl.float32)
+    if NAME == "relu":
+        slope = tl.where(c <= 0, 0.0, 1.0)
+    elif NAME == "tanh":
+        slope = 1 - c * c
+    elif NAME == "sigmoid":
+        slope = c * (1 - c)
+    return slope
+
+
+@triton.jit
+def _tanh(x):  # type: ignore[no-untyped-def]
+    """A rational function within a few units in the last place; NaN stays.
+
+    Source: Eigen, generic_fast_tanh_float.
+    """
+    x = tl.where(x < -7.90531110763549805, -7.90531110763549805, x)
+    x = tl.where(x > 7.90531110763549805, 7.90531110763549805, x)
+    s = x * x
+    p = 2.00018790482477e-13 + s * -2.76076847742355e-16
+    p = 5.12229709037114e-08 + s * (-8.60467152213735e-11 + s * p)
+    p = 4.89352455891786e-03 + s * (6.37261928875436e-04 + s * (1.48572235717979e-05 + s * p))
+    q = 2.26843463243900e-03 + s * (1.18534705686654e-04 + s * 1.19825839466702e-06)
+    return x * p / (4.89352518554385e-03 + s * q)
