@@ -15,7 +15,9 @@ from fixpoint.models.dropout import VariationalDropout
 from fixpoint.models.ernn import ERNN
 from fixpoint.models.fused import fused_scan, plain_scan
 from fixpoint.models.holding import held
+from fixpoint.models.language_model import LanguageModel
 from fixpoint.models.norm_bound import contract
+from fixpoint.models.recurrent_dropout import RecurrentDropout
 from fixpoint.models.scan import Trajectory, check_pair, scan
 
 __all__ = [
@@ -26,8 +28,10 @@ __all__ = [
     "Cell",
     "IdentityFeedbackCell",
     "JordanCell",
+    "LanguageModel",
     "LastStateClassifier",
     "LinearCell",
+    "RecurrentDropout",
     "SelfFeedbackCell",
     "Trajectory",
     "VariationalDropout",

@@ -14,16 +14,25 @@ class LastStateClassifier(nn.Module):
         layer: recurrent layer called as `output, h_n = layer(x)`.
         hidden_size: units n of its state.
         classes: number of classes.
+        vocabulary: number of words where x holds words; they are embedded in as many features as
+            the layer has inputs, here `hidden_size`.
     """
 
-    def __init__(self, layer: nn.Module, hidden_size: int, classes: int) -> None:
+    def __init__(
+        self, layer: nn.Module, hidden_size: int, classes: int, *, vocabulary: int | None = None
+    ) -> None:
         super().__init__()
         self.layer: Any = layer
         self.head = nn.Linear(hidden_size, classes)
+        self.embedding = None if vocabulary is None else nn.Embedding(vocabulary, hidden_size)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the layer gets, (B, T, d)."""
+        return x if self.embedding is None else self.embedding(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits, (B, classes), of x, (B, T, d)."""
-        output, _ = self.layer(x)
+        """Logits, (B, classes), of x, (B, T, d), or words (B, T)."""
+        output, _ = self.layer(self.features(x))
         return self.head(output[:, -1])
 
 

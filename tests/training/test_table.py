@@ -16,6 +16,7 @@ RECORD = {
         "epochs": 6,
         "seed": 0,
     },
+    "metric": "accuracy",
     "accuracy_last": 90.0,
     "accuracy_best": 92.0,
     "loss": 0.25,
@@ -58,7 +59,7 @@ def test_one_row_holds_every_number():
         *("picard", "90.00", "92.00", "0.250", "1.50", "-", "1234", "4.8", "5.2", "0.0005", "99.5")
     ]
     assert "self-feedback, implicit" in text
-    assert "ERNN on har2-sample, 4 hidden units, 6 epochs, seed 0" in text
+    assert "har2-sample, 4 hidden units, 6 epochs, seed 0" in text
 
 
 def test_seeds_share_a_row_as_mean_and_deviation():

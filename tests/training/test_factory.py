@@ -1,0 +1,98 @@
+"""From options to a model: the table of layers, and what each refuses."""
+
+import pytest
+import torch
+
+from fixpoint.training import LAYERS, Recipe, TokenText, make_model
+from fixpoint.training.factory import OWN, resolve
+
+TEXT = TokenText(
+    name="text",
+    train=torch.arange(40) % 5,
+    valid=torch.arange(10) % 5,
+    test=torch.arange(10) % 5,
+    vocabulary=5,
+)
+
+
+def options(**changes):
+    return Recipe().changed(hidden=4, **changes).model
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_model_classifies_windows(tiny, name):
+    model = make_model(options(model=name), tiny)
+    logits = model(tiny.x_test[:3])
+    assert logits.shape == (3, 2)
+    logits.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_model_models_text(name, tied):
+    model = make_model(options(model=name, tied=tied), TEXT, bptt=6)
+    words = TEXT.train.view(2, 20)
+    whole, _ = model(words[:, :6])
+    first, state = model(words[:, :4])
+    second, _ = model(words[:, 4:6], state)
+    assert whole.shape == (2, 6, 5)
+    if name != "ernn":  # whose eta depends on the step within a piece
+        assert torch.allclose(torch.cat([first, second], 1), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("option", OWN)
+def test_an_option_is_taken_or_refused(tiny, name, option):
+    value = {
+        **{"nonlinearity": "relu", "cell": "jordan", "solver": "inexact-newton"},
+        **{"backward": "unrolled", "max_iter": 1, "rank": 2},
+        **{"rtol": 0.1, "eta": 0.1, "bound": 0.5, "reflections": 2, "capacity": 2},
+    }[option]
+    solver = {"rtol": "picard", "bound": "picard"}.get(option)
+    given = options(model=name, **{option: value})
+    if option not in LAYERS[name].takes:
+        with pytest.raises(ValueError, match=f"{name} has no {option}.*leave model.{option} out"):
+            make_model(given, tiny)
+        return
+    if solver:
+        given = options(model=name, solver=solver, **{option: value})
+    make_model(given, tiny)
+
+
+def test_defaults_of_ernn():
+    resolved = resolve(options())
+    assert (resolved.cell, resolved.max_iter, resolved.backward) == ("jordan", 1, "unrolled")
+    resolved = resolve(options(solver="anderson"))
+    assert (resolved.cell, resolved.max_iter, resolved.backward) == (
+        "self-feedback",
+        30,
+        "implicit",
+    )
+    assert (resolved.rtol, resolved.bound) == (1e-3, 0.8)
+    assert resolve(resolved) == resolved
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "lstn"}, "unknown model 'lstn': expected one of .*did you mean 'lstm'"),
+        ({"solver": "picard", "eta": 0.1}, "solver picard has no eta"),
+        ({"rtol": 0.1}, "solver inexact-newton has no rtol"),
+        ({"bound": 0.5}, "jordan cell has no bound"),
+        ({"cell": "linear", "nonlinearity": "relu"}, "linear cell has no nonlinearity"),
+        ({"tied": True}, "tied is for language models"),
+    ],
+)
+def test_what_does_not_go_together(tiny, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(options(**changes), tiny)
+
+
+def test_words_are_embedded(tiny):
+    class Words:
+        name, classes, vocabulary = "words", ("a", "b", "c"), 7
+        x_train = torch.zeros(4, 6, dtype=torch.int64)
+
+    model = make_model(options(model="gru"), Words())
+    assert model(torch.randint(7, (2, 6))).shape == (2, 3)
