@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed
 from lightning_fabric import Fabric
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
@@ -58,7 +60,14 @@ class Checkpoint:
             state["order"].set_state(saved["order"])
             fabric.strategy.precision.load_state_dict(saved["precision"])
             _set_random_state(fabric, saved["random"][fabric.global_rank])
-        except (OSError, RuntimeError, KeyError, IndexError, ValueError) as error:
+        except (
+            OSError,
+            RuntimeError,
+            LookupError,
+            ValueError,
+            SafetensorError,
+            pickle.PickleError,
+        ) as error:
             raise ValueError(
                 f"the checkpoint {path} cannot be used ({str(error).splitlines()[0]}): remove it, "
                 "or start afresh in another folder"
