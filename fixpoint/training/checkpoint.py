@@ -16,6 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+_FOREIGN = (SafetensorError, pickle.PickleError)
+
 
 class Checkpoint:
     """The last epoch of a training, in a folder.

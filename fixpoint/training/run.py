@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +83,25 @@ def execute(
         fabric: `make_fabric(recipe.machine)` if not given.
     """
     fabric = fabric or make_fabric(recipe.machine)
+    with _default_dtype(recipe.machine.precision):
+        return _execute(recipe, split, report, folder, fabric)
+
+
+def _execute(
+    recipe: Recipe,
+    split: Split,
+    report: Callable[[Epoch], None],
+    folder: Path | None,
+    fabric: Fabric,
+) -> dict[str, Any]:
     torch.manual_seed(recipe.training.seed)
     memory = PeakMemory(fabric.device)
     memory.start()
     model = fabric.to_device(build(recipe, split))
     task = make_task(fabric, split, recipe.training)
     probe = task.probe()
-    windows = probe[:: max(1, len(probe) // 4)][:4]
+    windows, more = (probe[:: max(1, len(probe) // n)][:n] for n in (4, 64))
     before = _profile(model, windows)
-    small = probe[:: max(1, len(probe) // 64)][:64]
     epochs = []
     for epoch in fit(
         fabric,
@@ -98,33 +109,20 @@ def execute(
         task,
         recipe.training,
         checkpoint=Checkpoint(folder) if folder else None,
-        observe=lambda: {**_of_epoch(model, small), "peak_memory_mib": memory.peak()},
+        observe=lambda: {**_of_epoch(model, more), "peak_memory_mib": memory.peak()},
     ):
         epochs.append(epoch)
         report(epoch)
-    values = [e.accuracy if task.metric == "accuracy" else e.perplexity for e in epochs]
-    best = max(values, key=_rank(task.metric))
-    chosen = values[best_epoch(epochs, task.metric)] if task.has_validation else None
     return {
         "key": recipe.key,
         "run": recipe.flat,
         "label": recipe.label,
-        "metric": task.metric,
-        f"{task.metric}_last": values[-1],
-        f"{task.metric}_best": best,
-        f"{task.metric}_chosen": chosen,
-        "loss": epochs[-1].train_loss,
-        "seconds_per_epoch": sum(e.seconds for e in epochs) / len(epochs),
-        "peak_memory_mib": max(
-            (e.peak_memory_mib for e in epochs if e.peak_memory_mib), default=None
-        ),
+        **_summary(epochs, task.metric),
         "parameters": parameter_count(model),
         "size_kb": size_kb(model),
         **_solve_statistics(model, probe),
         "epochs": [e._asdict() for e in epochs],
-        "contraction": None
-        if before is None
-        else {"before": before, "after": _profile(model, windows)},
+        "contraction": before and {"before": before, "after": _profile(model, windows)},
         "versions": {
             "fixpoint": __version__,
             "torch": torch.__version__,
@@ -132,7 +130,35 @@ def execute(
         },
         "threads": torch.get_num_threads(),
         "device": str(fabric.device),
+        "machine": platform.processor() or platform.machine(),
     }
+
+
+def _summary(epochs: list[Epoch], metric: str) -> dict[str, Any]:
+    """Scores of the last and of the best epoch, and of the one that validation would choose."""
+    values = [e.accuracy if metric == "accuracy" else e.perplexity for e in epochs]
+    validated = epochs[-1].valid_score is not None
+    memory = [e.peak_memory_mib for e in epochs if e.peak_memory_mib is not None]
+    return {
+        "metric": metric,
+        f"{metric}_last": values[-1],
+        f"{metric}_best": max(values, key=rank(metric)),
+        f"{metric}_chosen": values[best_epoch(epochs, metric)] if validated else None,
+        "loss": epochs[-1].train_loss,
+        "seconds_per_epoch": sum(e.seconds for e in epochs) / len(epochs),
+        "peak_memory_mib": max(memory, default=None),
+    }
+
+
+@contextmanager
+def _default_dtype(precision: str) -> Iterator[None]:
+    """float64 as the default dtype where all is float64: Fabric gives outputs in the default."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if precision == "64-true" else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def size_kb(model: nn.Module) -> float:
@@ -166,12 +192,12 @@ def tuned(
         history = [Epoch(**e) for e in record["epochs"]]
         score = history[best_epoch(history, metric)].valid_score
         trials.append({"halve_every": period, "valid_score": score, "key": record["key"]})
-    best = max(trials, key=lambda trial: _rank(metric)(trial["valid_score"]))
+    best = max(trials, key=lambda trial: rank(metric)(trial["valid_score"]))
     final = recipe.changed(halve_every=best["halve_every"], halve_choices=(), validation=0.0)
     return final, trials
 
 
-def _rank(metric: str) -> Callable[[Any], float]:
+def rank(metric: str) -> Callable[[Any], float]:
     """A key by which better scores are larger; NaN is worst."""
     sign = -1 if metric == "perplexity" else 1
     return lambda value: sign * value if value == value else -torch.inf
