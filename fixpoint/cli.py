@@ -230,6 +230,24 @@ def compare(
         run(console, runs, out=out, jobs=jobs or _cores(device))
 
 
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of other commands' --out, with their runs.jsonl.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The page. [default: report.html in the first folder]")
+    ] = None,
+) -> None:
+    """Write one self-contained page of finished runs: tables, curves, convergence."""
+    with _one_line("Stopped."):
+        from fixpoint.training.report import write_report
+
+        path = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "report.html"
+        count = write_report(runs, path)
+        console.print(f"{count} runs: {path}", soft_wrap=True)
+
+
 def _override(base: Any, settings: list[str] | None, flags: dict[str, Any]) -> Any:
     """The recipe with what --set and the flags say; flags win."""
     from fixpoint.training.recipe_files import parse_setting

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fixpoint.training.checkpoint import replace_file
 from fixpoint.training.fit import Epoch
 from fixpoint.training.prepare import Split, prepare
 from fixpoint.training.progress import RunProgress, run_name
 from fixpoint.training.recipe import Recipe
 from fixpoint.training.records import Record, Records, open_records
+from fixpoint.training.report import render
 from fixpoint.training.run import build, make_fabric
 from fixpoint.training.table import comparison_table, findings
 from fixpoint.training.workers import run_all
@@ -83,7 +85,9 @@ def show(console: Console, records: list[Record], out: Path) -> None:
             console.print(findings(record), highlight=False, soft_wrap=True)
     if records:
         figure = f"   Figure: {_draw(solved, out)}" if solved else ""
-        console.print(f"Results: {out / 'runs.jsonl'}{figure}", soft_wrap=True)
+        page = out / "report.html"
+        replace_file(page, render(records).encode())
+        console.print(f"Results: {out / 'runs.jsonl'}{figure}   Report: {page}", soft_wrap=True)
 
 
 def _buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:

@@ -75,7 +75,7 @@ def _cell(values: list[float | None], digits: int, name: str) -> str:
     mean = f"{factor * statistics.fmean(numbers):.{digits}f}"
     if len(numbers) < 2 or name in ("parameters", "size_kb"):
         return mean
-    return f"{mean} ± {factor * statistics.stdev(numbers):.{digits}f}"
+    return f"{mean}\n± {factor * statistics.stdev(numbers):.{digits}f}"
 
 
 def findings(record: Record) -> str:

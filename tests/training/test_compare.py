@@ -44,7 +44,7 @@ def test_it_ends_well(finished):
     assert result.stderr == ""
     names = {path.name for path in out.iterdir()}
     keys = {json.loads(line)["key"] for line in (out / "runs.jsonl").read_text().splitlines()}
-    assert names == {"contraction.png", "runs.jsonl", *keys}
+    assert names == {"contraction.png", "report.html", "runs.jsonl", *keys}
     for key in keys:
         assert {path.name for path in (out / key).iterdir()} == {
             "recipe.toml",

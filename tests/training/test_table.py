@@ -64,10 +64,11 @@ def test_one_row_holds_every_number():
 
 def test_seeds_share_a_row_as_mean_and_deviation():
     text = shown(RECORD, changed(seed=1, accuracy_last=94.0))
-    rows = [line for line in text.splitlines() if "picard" in line]
-    assert len(rows) == 1
-    assert "92.00 ± 2.83" in rows[0]  # the s.d. of 90 and 94, n - 1 in the denominator
-    assert "1234 ±" not in rows[0]
+    (row,) = [i for i, line in enumerate(text.splitlines()) if "picard" in line]
+    first, second = text.splitlines()[row : row + 2]
+    assert first.split()[1] == "92.00"
+    assert "± 2.83" in second  # the s.d. of 90 and 94, n - 1 in the denominator
+    assert "1234 ±" not in text
     assert "2 seeds" in text
 
 
