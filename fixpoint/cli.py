@@ -1,4 +1,4 @@
-"""The command line: `fixpoint train`, `fixpoint compare`."""
+"""The command line: `fixpoint train`, `compare`, `report` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -246,6 +246,46 @@ def report(
         path = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "report.html"
         count = write_report(runs, path)
         console.print(f"{count} runs: {path}", soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    target: Annotated[str, typer.Argument(help="table2, table3, table4 or figures.")],
+    dataset: Annotated[
+        str | None, typer.Option(help="Comma-separated data sets. [default: all]")
+    ] = None,
+    models: Annotated[
+        str | None, typer.Option(help="Comma-separated models. [default: all]")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2,3,4",
+    epochs: Annotated[int | None, _number("Epochs, for a first look.")] = None,
+    settings: Setting = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    out: Annotated[
+        Path, typer.Option(help="Folder for runs.jsonl, report.html and checkpoints.")
+    ] = Path("runs/reproduce"),
+    jobs: Jobs = None,
+) -> None:
+    """Run the recipes of a table of the paper, and print ours beside the paper's numbers.
+
+    Finished runs in --out are not run again, unfinished ones go on.
+    """
+    with _one_line("Stopped; finished epochs are kept, the same command goes on."):
+        from fixpoint.training.recipe_files import parse_setting
+        from fixpoint.training.reproduce import reproduce as run
+
+        changes = dict(parse_setting(text) for text in settings or [])
+        changes |= {"device": device} | ({} if epochs is None else {"epochs": epochs})
+        run(
+            console,
+            target,
+            out=out,
+            jobs=jobs or _cores(device),
+            datasets=None if dataset is None else _split(dataset),
+            models=None if models is None else _split(models),
+            seeds=_integers("--seeds", seeds),
+            changes=changes,
+        )
 
 
 def _override(base: Any, settings: list[str] | None, flags: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fixpoint.training.checkpoint import replace_file
 from fixpoint.training.fit import Epoch
-from fixpoint.training.prepare import Split, prepare
+from fixpoint.training.prepare import preparer
 from fixpoint.training.progress import RunProgress, run_name
 from fixpoint.training.recipe import Recipe
 from fixpoint.training.records import Record, Records, open_records
@@ -92,20 +92,18 @@ def show(console: Console, records: list[Record], out: Path) -> None:
 
 def _buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
     """The runs whose model can be built; the others are named, each reason once."""
-    splits: dict[tuple[object, ...], Split] = {}
+    prepared, shown = preparer(), set()
     good: list[Recipe] = []
     refused: list[ValueError] = []
     for run in runs:
-        part = (run.data, run.training.seed if run.data.validation else None)
-        if part not in splits:
-            splits[part] = prepare(run)
-            console.print(
-                f"{splits[part].data!r}, normalised per {run.data.normalise}", highlight=False
-            )
-            if dropped := splits[part].dropped:
-                console.print(f"{dropped} training windows hold NaN or inf and are left out")
+        split = prepared(run)
+        if run.data not in shown:
+            shown.add(run.data)
+            console.print(f"{split.data!r}, normalised per {run.data.normalise}", highlight=False)
+            if split.dropped:
+                console.print(f"{split.dropped} training windows hold NaN or inf and are left out")
         try:
-            build(run, splits[part])
+            build(run, split)
             good.append(run)
         except ValueError as error:
             if str(error) not in map(str, refused):

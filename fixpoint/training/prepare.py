@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fixpoint.data import Dataset, drop_nonfinite, load_dataset, normalise
-from fixpoint.training.recipe import Recipe
+from fixpoint.training.recipe import Data, Recipe, Training
 from fixpoint.training.texts import Text, is_text
 
 
@@ -63,6 +64,19 @@ def prepare(recipe: Recipe, data: Dataset | Text | None = None) -> Split:
         x, x_test = both.x_test.split([len(x), len(data.x_test)])
         train = replace(train, x_train=both.x_train, x_test=x_test)
     return Split(train, (x, y), dropped)
+
+
+def preparer() -> Callable[[Recipe], Split]:
+    """`prepare` that does equal work once, for as long as it is kept."""
+    known: dict[tuple[Data, Training], Split] = {}
+
+    def once(recipe: Recipe) -> Split:
+        part = (recipe.data, recipe.training)
+        if part not in known:
+            known[part] = prepare(recipe)
+        return known[part]
+
+    return once
 
 
 def validation_rows(data: Dataset, share: float, seed: int) -> Tensor:

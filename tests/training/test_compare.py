@@ -175,3 +175,17 @@ def test_stopping_by_hand_keeps_what_is_finished(tmp_path):
     assert error.splitlines() == ["Stopped; finished epochs are kept, the same command goes on."]
     assert (tmp_path / "runs.jsonl").read_bytes().count(b"\n") == 1
     assert gone(children)
+
+
+def test_models_beside_each_other_and_pairs_that_make_no_sense_left_out(tmp_path):
+    """Jordan with Picard forgets the past."""
+    arguments = ["--models", "ernn,gru", "--solvers", "inexact-newton,picard", "--cell", "jordan"]
+    arguments += ["--backward", "unrolled", "--set", "clip=1.0"]
+    result = invoke(*arguments, "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "Left out: JordanCell sees" in " ".join(result.stdout.split())
+    records = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [r["label"] for r in records] == ["inexact-newton K=1", "gru"]
+    assert all(r["run"]["clip"] == 1.0 for r in records)
+    assert records[1]["contraction"] is None
+    assert "gru" in result.stdout
