@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -101,7 +102,8 @@ def fit(
 def best_epoch(history: list[Epoch], metric: str) -> int:
     """Index of the first epoch with the best validation score."""
     sign = 1 if metric == "perplexity" else -1
-    scores = [sign * e.valid_score for e in history if e.valid_score is not None]
+    # A score that is no number is None once it has been through JSON.
+    scores = [inf if e.valid_score is None else sign * e.valid_score for e in history]
     return scores.index(min(scores))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def tuned(
 def rank(metric: str) -> Callable[[Any], float]:
     """A key by which better scores are larger; NaN is worst."""
     sign = -1 if metric == "perplexity" else 1
-    return lambda value: sign * value if value == value else -torch.inf
+    return lambda value: -inf if value is None or value != value else sign * value
 
 
 def _layer(model: nn.Module) -> nn.Module:

@@ -62,7 +62,9 @@ def groups(records: list[Record]) -> list[list[Record]]:
     """Records that differ in nothing but the seed, together."""
     found: dict[str, list[Record]] = {}
     for record in records:
-        key = json.dumps([v for name, v in record["run"].items() if name != "seed"])
+        # By the recipe: the period that it chose may differ from seed to seed.
+        settings = record["recipe"] if "recipe" in record else record["run"]
+        key = json.dumps({n: v for n, v in settings.items() if n != "seed"}, sort_keys=True)
         found.setdefault(key, []).append(record)
     return list(found.values())
 
