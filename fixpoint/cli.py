@@ -1,4 +1,4 @@
-"""The command line: `fixpoint compare`."""
+"""The command line: `fixpoint compare` and `fixpoint data`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from fixpoint import __version__
+from fixpoint.data.commands import data_app
 
 # UsageError of the click that typer uses: some versions bring their own copy of it.
 _UsageError: Any = typer.BadParameter.__base__
@@ -40,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Fixed-point and implicit layers: compare solvers and models.",
 )
+app.add_typer(data_app, name="data")
 console = Console()
 if not console.is_terminal:
     console = Console(width=120)
@@ -73,9 +75,10 @@ def _count(text: str) -> int:
 
 @app.command()
 def compare(
-    dataset: Annotated[str, typer.Option(help="har2-sample (bundled), har2 or har6.")] = (
-        "har2-sample"
-    ),
+    dataset: Annotated[
+        str,
+        typer.Option(help="Name in 'fixpoint data list', or your own .npz file or CSV folder."),
+    ] = "har2-sample",
     solvers: Annotated[
         str,
         typer.Option(

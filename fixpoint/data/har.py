@@ -6,7 +6,8 @@
   in the order of `CHANNELS`; windows of 2.56 s at 50 Hz, each half overlapping the next;
 - `y_train`, `y_test` uint8: activity 0..5, one less than in `y_train.txt` and `y_test.txt`;
 - `y2_train`, `y2_test` uint8: `HAR2_CLASS[y]`;
-- `subject_train`, `subject_test` uint8: subject 1..30. No subject is on both sides.
+- `subject_train`, `subject_test` uint8: subject 1..30. No subject is on both sides;
+- `channels` (9,), `activities` (6,), `har2_map` (6,): the names, and the class of each activity.
 
 The two classes are {sitting, laying, walking upstairs}, called 1 by our choice, and {standing,
 walking, walking downstairs}, 0.
@@ -17,14 +18,21 @@ Fast, Accurate, Stable and Tiny Kilobyte Sized Gated Recurrent Neural Network, s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import posixpath
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
 
-from fixpoint.data.cache import Schema, find, read_npz
+from fixpoint.data.archive import files, inner_zip, read
+from fixpoint.data.cache import read_npz
+from fixpoint.data.checks import Arrays, Schema, check_counts, check_schema
 from fixpoint.data.dataset import Dataset
+from fixpoint.data.download import Archive
+from fixpoint.data.source import Source
+from fixpoint.data.text import numbers
 
 URL = (
     "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip"
@@ -73,6 +81,15 @@ _COUNTS = {
 }
 
 
+# the text files that are read, with their columns
+_ROWS = {
+    f"{name}_{part}.txt": columns
+    for part in ("train", "test")
+    for name, columns in [("y", 1), ("subject", 1), *((channel, 128) for channel in CHANNELS)]
+}
+_INNER_BYTES = 2**27
+
+
 def har2() -> Dataset:
     """HAR-2: 7352 train and 2947 test windows (128, 9), two classes of three activities each.
 
@@ -95,20 +112,68 @@ def har6() -> Dataset:
 
 def read_har(path: Path | None = None) -> dict[str, np.ndarray]:
     """Arrays of har.npz, as this module describes them; `path` None looks in the data folder."""
-    path = path or find("har.npz", f"make it from {URL} as help('fixpoint.data.har') describes")
+    path = path or SOURCE.find()[0]
     arrays = read_npz(path, _SCHEMA)
-    for key, expected in _COUNTS.items():
-        counts = np.bincount(arrays[key]).tolist()
-        if counts != expected:
-            raise ValueError(
-                f"{path}: the classes of {key} must have {expected} windows, got {counts}; "
-                f"make it again from {URL}"
-            )
+    check_counts(arrays, _COUNTS, str(path), f"make it again from {URL}")
     return arrays
 
 
+def parse(paths: Sequence[Path]) -> dict[str, np.ndarray]:
+    """Arrays of har.npz from the official archive, or from the zip archive inside it.
+
+    Raises:
+        ValueError: a file is missing, or does not hold what it should.
+    """
+    texts: dict[str, np.ndarray] = {}
+    for path, file in _official(paths):
+        name = posixpath.basename(path)
+        if name in _ROWS:
+            texts[name] = numbers(read(file, path), path, columns=_ROWS[name])
+    missing = [name for name in _ROWS if name not in texts]
+    if missing:
+        raise ValueError(f"the archive lacks {missing[0]}: give the official one, {URL}")
+    arrays = {
+        "channels": np.array(CHANNELS),
+        "activities": np.array(ACTIVITIES),
+        "har2_map": np.array(HAR2_CLASS, np.uint8),
+    }
+    for part in ("train", "test"):
+        activity = texts[f"y_{part}.txt"][:, 0]
+        windows = [texts[f"{channel}_{part}.txt"] for channel in CHANNELS]
+        for name, rows in [
+            *((f"{channel}_{part}.txt", w) for channel, w in zip(CHANNELS, windows, strict=True)),
+            (f"subject_{part}.txt", texts[f"subject_{part}.txt"]),
+        ]:
+            if len(rows) != len(activity):
+                raise ValueError(
+                    f"{name} must have {len(activity)} lines, as y_{part}.txt has, got {len(rows)}"
+                )
+        if not np.isin(activity, np.arange(1, 7)).all():
+            raise ValueError(f"y_{part}.txt must hold activities 1 to 6")
+        arrays[f"x_{part}"] = np.stack(windows, -1).astype(np.float32)
+        arrays[f"y_{part}"] = (activity - 1).astype(np.uint8)
+        arrays[f"y2_{part}"] = arrays["har2_map"][arrays[f"y_{part}"]]
+        arrays[f"subject_{part}"] = texts[f"subject_{part}.txt"][:, 0].astype(np.uint8)
+    return arrays
+
+
+def verify(arrays: Arrays) -> None:
+    """Refuse arrays that do not have the official numbers of windows, as a ValueError."""
+    remedy = f"give the official one, {URL}"
+    check_schema(arrays, _SCHEMA, "the archive", remedy)
+    check_counts(arrays, _COUNTS, "the archive", remedy)
+
+
+def _official(paths: Sequence[Path]) -> Iterator[tuple[str, IO[bytes]]]:
+    for name, file in files(paths):
+        if posixpath.basename(name) == "UCI HAR Dataset.zip":
+            yield from inner_zip(file, name, at_most=_INNER_BYTES)
+        else:
+            yield name, file
+
+
 def har_dataset(
-    name: str, arrays: Mapping[str, np.ndarray], *, labels: str, classes: tuple[str, ...]
+    name: str, arrays: Arrays, *, labels: str, classes: tuple[str, ...], subset: str = ""
 ) -> Dataset:
     """The data set whose classes are the arrays `labels`_train and `labels`_test."""
 
@@ -124,6 +189,24 @@ def har_dataset(
         classes=classes,
         groups_train=int64("subject_train"),
         groups_test=int64("subject_test"),
+        subset=subset,
         licence=LICENCE,
         citation=CITATION,
     )
+
+
+SOURCE = Source(
+    name="har2",
+    file="har.npz",
+    archives=(
+        Archive(
+            url=URL,
+            file="uci-har.zip",
+            checksum="sha256:c00b803081a5c797cd5e4b83700a9810b38d53d9d84e01917e090e1fdbc81031",
+        ),
+    ),
+    page=URL,
+    needs="the zip archive",
+    parse=parse,
+    verify=verify,
+)

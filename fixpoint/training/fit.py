@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -44,16 +44,15 @@ def fit(
     wrapped, optimizer = fabric.setup(model, optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, halve_every, gamma=0.5)
     order = torch.Generator().manual_seed(seed)
-    x, y, x_test, y_test = (
-        fabric.to_device(part) for part in (data.x_train, data.y_train, data.x_test, data.y_test)
-    )
+    data = data.to(fabric.device)
+    x, y = data.x_train, data.y_train
     for number in range(1, epochs + 1):
         start = time.perf_counter()
         wrapped.train()
         total = torch.zeros((), device=fabric.device)
         for rows in torch.randperm(len(x), generator=order).split(batch_size):
             rows = rows.to(fabric.device)
-            loss = F.cross_entropy(wrapped(x[rows]), y[rows])
+            loss = F.cross_entropy(wrapped(data.inputs(x[rows])), y[rows])
             optimizer.zero_grad()
             fabric.backward(loss)
             optimizer.step()
@@ -61,17 +60,23 @@ def fit(
         schedule.step()
         train_loss = (total / len(x)).item()
         seconds = time.perf_counter() - start
-        yield Epoch(number, train_loss, *evaluate(wrapped, x_test, y_test), seconds)
+        test = evaluate(wrapped, data.x_test, data.y_test, inputs=data.inputs)
+        yield Epoch(number, train_loss, *test, seconds)
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, x: Tensor, y: Tensor, *, batch_size: int = 512
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    batch_size: int = 512,
+    inputs: Callable[[Tensor], Tensor] = lambda rows: rows,
 ) -> tuple[float, float]:
     """Mean loss and accuracy in percent; windows with non-finite logits count as wrong, and are
-    left out of the loss."""
+    left out of the loss. `inputs` makes of stored rows what the model takes."""
     model.eval()
-    logits = torch.cat([model(rows) for rows in x.split(batch_size)])
+    logits = torch.cat([model(inputs(rows)) for rows in x.split(batch_size)])
     good = logits.isfinite().all(1)
     loss = F.cross_entropy(logits[good], y[good]).item()
     right = good & (logits.argmax(1) == y)

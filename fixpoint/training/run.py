@@ -113,7 +113,7 @@ def execute(
     memory = PeakMemory(fabric.device)
     memory.start()
     model = build(run, data).to(fabric.device)
-    windows = fabric.to_device(data.x_test[:: max(1, len(data.x_test) // 4)][:4])
+    windows = fabric.to_device(data.inputs(data.x_test[:: max(1, len(data.x_test) // 4)][:4]))
     before = _profile(model, windows)
     epochs = []
     for epoch in fit(
@@ -140,7 +140,7 @@ def execute(
         "peak_memory_mib": peak,
         "parameters": parameter_count(model),
         "size_kb": model_size_kb(model),
-        **_solve_statistics(model, fabric.to_device(data.x_test[:512])),
+        **_solve_statistics(model, fabric.to_device(data.inputs(data.x_test[:512]))),
         "epochs": [e._asdict() for e in epochs],
         "contraction": {"before": before, "after": _profile(model, windows)},
         "versions": {

@@ -22,6 +22,8 @@ Outcome = Epoch | dict[str, Any] | str
 def prepared(run: Run) -> tuple[Dataset, int]:
     """The normalised data of a run, and how many non-finite training windows were left out."""
     data, dropped = drop_nonfinite(load_dataset(run.dataset))
+    if data.kind != "classification":
+        raise ValueError(f"{data.name} holds words: --dataset must hold sequences of vectors")
     return normalise(data, run.normalise), dropped  # type: ignore[arg-type]
 
 

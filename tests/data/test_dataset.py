@@ -4,27 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from making import D, N, T, make
 
-from fixpoint.data import Dataset, drop_nonfinite, normalise
+from fixpoint.data import drop_nonfinite, normalise
 
-N, T, D = 50, 6, 3
 EPS = torch.finfo(torch.float32).eps
-
-
-def make(seed=0, **changes):
-    g = torch.Generator().manual_seed(seed)
-    fields = {
-        "name": "toy",
-        "x_train": 5 + 3 * torch.randn(N, T, D, generator=g),
-        "y_train": torch.arange(N) % 2,
-        "x_test": torch.randn(20, T, D, generator=g),
-        "y_test": torch.arange(20) % 2,
-        "classes": ("a", "b"),
-        "groups_train": torch.arange(N),
-        "licence": "none",
-        "citation": "none",
-    }
-    return Dataset(**(fields | changes))
 
 
 @pytest.mark.parametrize(
