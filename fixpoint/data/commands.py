@@ -86,6 +86,9 @@ def fetch(
             data = load_dataset(name)
         console.print(repr(data), soft_wrap=True, highlight=False)
         console.print(f"{name} is ready: {_shown(ready)}", soft_wrap=True, highlight=False)
+        if not archive:
+            kept = _shown(paths[0].parent)
+            console.print(f"The archive is kept in {kept}", soft_wrap=True, highlight=False)
 
 
 @data_app.command()

@@ -77,6 +77,9 @@ def download(archive: Archive, folder: Path, bar: Bar | None = None) -> Path:
             f"{archive.url} gave another file than the published one: its checksum must be "
             f"{archive.checksum}; try again later"
         ) from error
+    finally:
+        if bar is not None:
+            bar.close()
     return Path(path)
 
 

@@ -10,6 +10,7 @@ to Initialize Recurrent Networks of Rectified Linear Units, section 4.2.
 from __future__ import annotations
 
 import hashlib
+import math
 import posixpath
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,8 +136,9 @@ def verify(arrays: Arrays) -> None:
 
 def _read_idx(data: bytes, name: str, *, axes: int) -> np.ndarray:
     start = 4 + 4 * axes
-    shape = [int(size) for size in np.frombuffer(data[4:start], ">u4")]
-    if data[:4] != bytes([0, 0, 8, axes]) or len(data) != start + int(np.prod(shape)):
+    whole = len(data) >= start and data[:4] == bytes([0, 0, 8, axes])
+    shape = [int(size) for size in np.frombuffer(data[4:start], ">u4")] if whole else []
+    if not whole or len(data) != start + math.prod(shape):
         kind = "images" if axes == 3 else "labels"
         raise ValueError(
             f"{name} is no idx file of {kind}, or not whole ({len(data)} bytes): give the official "

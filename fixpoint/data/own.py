@@ -160,8 +160,9 @@ def _dataset(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
 
 def _compact(x: np.ndarray) -> torch.Tensor:
     """As it is where a data set can hold it, else as float32."""
-    small = x.dtype in (np.float32, np.float16, np.int16, np.uint8)
-    native = x.astype(x.dtype.newbyteorder("=") if small else np.float32, copy=False)
+    own = x.dtype.newbyteorder("=")
+    small = own in (np.float32, np.float16, np.int16, np.uint8)
+    native = x.astype(own if small else np.float32, copy=False)
     return torch.from_numpy(np.ascontiguousarray(native))
 
 

@@ -87,8 +87,10 @@ def test_a_file_is_downloaded_once(server, tmp_path, checksum):
 def test_a_broken_download_goes_on(server, tmp_path, ranges):
     handler, url = server
     handler.breaks, handler.ranges = 200_000, ranges
+    bar = Bar()
     with pytest.raises(OSError, match=r"could not be downloaded .*try again.*--archive FILE"):
-        download(archive(url), tmp_path)
+        download(archive(url), tmp_path, bar)
+    assert bar.closed
     part = tmp_path / "a.zip.part"
     kept = part.stat().st_size
     assert 0 < kept <= 200_000
