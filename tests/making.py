@@ -61,6 +61,17 @@ def sound(samples, *, rate=16_000, channels=1, width=2):
     return data.getvalue()
 
 
+def damaged(data, random):
+    """The data with a share cut off, or some bytes changed, mostly near the end."""
+    if random.random() < 0.3:
+        return data[: random.randrange(len(data))]
+    changed = bytearray(data)
+    for _ in range(random.randrange(1, 20)):
+        back = random.randrange(min(200, len(data)) if random.random() < 0.7 else len(data))
+        changed[-1 - back] = random.randrange(256)
+    return bytes(changed)
+
+
 def truncated(path, share=0.6):
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])

@@ -11,39 +11,13 @@ import posixpath
 import re
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from fixpoint.data.download import advice
+from fixpoint.data.damage import ADVICE, one_line
 
 _MEGABYTE = 2**20
-
-
-@contextmanager
-def one_line(path: Path | str) -> Iterator[None]:
-    """Turn every error of a damaged archive into a ValueError of one line.
-
-    >>> with one_line("a.zip"):
-    ...     raise EOFError("ended early")
-    Traceback (most recent call last):
-    ValueError: a.zip is truncated or corrupt (ended early); get a fresh copy
-    """
-    try:
-        yield
-    except (
-        zipfile.BadZipFile,
-        tarfile.TarError,
-        gzip.BadGzipFile,
-        zlib.error,
-        EOFError,
-        UnicodeDecodeError,
-        NotImplementedError,  # a compression that Python does not have
-    ) as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path} is truncated or corrupt ({text}); {advice}") from error
 
 
 def files(paths: Iterable[Path]) -> Iterator[tuple[str, IO[bytes]]]:
@@ -94,7 +68,7 @@ def zip_files(archive: zipfile.ZipFile, title: str) -> Iterator[tuple[str, IO[by
         if member.flag_bits & 1:
             raise ValueError(f"{title}: {name} is encrypted; give an archive without a password")
         if (member.external_attr >> 16) & 0o170000 == 0o120000:
-            raise ValueError(f"{title}: {name} is a link, not a file; {advice}")
+            raise ValueError(f"{title}: {name} is a link, not a file; {ADVICE}")
         with archive.open(member) as file:
             yield name, file
 
@@ -107,7 +81,7 @@ def _tar_files(archive: tarfile.TarFile, title: str) -> Iterator[tuple[str, IO[b
             continue
         file = archive.extractfile(member) if member.isfile() else None
         if file is None:
-            raise ValueError(f"{title}: {name} is a link or a device, not a file; {advice}")
+            raise ValueError(f"{title}: {name} is a link or a device, not a file; {ADVICE}")
         with file:
             yield name, file
     # the checksum of a compressed archive stands at its end
@@ -119,10 +93,10 @@ def _checked(name: str, title: str, seen: set[str]) -> str:
     shown = ascii(name)[:100]
     outside = name.startswith(("/", "\\")) or re.match("[A-Za-z]:", name)
     if outside or ".." in re.split(r"[/\\]", name):
-        raise ValueError(f"{title}: the member {shown} points outside the archive; {advice}")
+        raise ValueError(f"{title}: the member {shown} points outside the archive; {ADVICE}")
     plain = posixpath.normpath(name)
     if plain in seen:
-        raise ValueError(f"{title}: the member {shown} is there twice; {advice}")
+        raise ValueError(f"{title}: the member {shown} is there twice; {ADVICE}")
     seen.add(plain)
     return plain
 
@@ -139,7 +113,7 @@ def read(file: IO[bytes], name: str, *, at_most: int = 64 * _MEGABYTE) -> bytes:
     with one_line(name):
         data = file.read(at_most + 1)
     if len(data) > at_most:
-        raise ValueError(f"{name} holds more than the {at_most} bytes that it may; {advice}")
+        raise ValueError(f"{name} holds more than the {at_most} bytes that it may; {ADVICE}")
     return data
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import zipfile
-import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from fixpoint.data.checks import Arrays, Schema, check_schema
+from fixpoint.data.damage import one_line
 
 _REPLACE = "replace it by a fresh copy"
 
@@ -52,17 +53,23 @@ def read_npz(path: Path, schema: Schema) -> dict[str, np.ndarray]:
     Raises:
         ValueError: the file is truncated or corrupt, or an array is missing or differs.
     """
-    try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise zipfile.BadZipFile("no .npz file, or its end is missing")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {key: archive[key] for key in schema if key in archive}
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
-        raise ValueError(f"{path} is truncated or corrupt ({error}); {_REPLACE}") from error
+    arrays = read_arrays(path, schema, _REPLACE)
     check_schema(arrays, schema, str(path), _REPLACE)
     return arrays
+
+
+def read_arrays(path: Path, keys: Iterable[str], advice: str) -> dict[str, np.ndarray]:
+    """Those arrays of an .npz file that have one of some names, as they are.
+
+    Raises:
+        ValueError: the file is truncated, corrupt, or holds Python objects.
+    """
+    with path.open("rb") as file, one_line(path, advice, also=(ValueError,)):
+        if not zipfile.is_zipfile(file):
+            raise zipfile.BadZipFile("no .npz file, or its end is missing")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            return {key: archive[key] for key in keys if key in archive}
 
 
 def write_npz(path: Path, arrays: Arrays) -> None:

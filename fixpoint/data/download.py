@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-advice = "get a fresh copy"
-"""What to do about an archive that is not what it should be."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from fixpoint.data.cache import read_arrays
 from fixpoint.data.csv_folder import read_folder
 from fixpoint.data.dataset import Dataset
 from fixpoint.data.splits import held_out
 
 _HELD_OUT = 0.2
+_KEYS = ("x", "y", "x_test", "y_test", "subject", "subject_test")
 
 
 def load(path: Path | str) -> Dataset:
@@ -49,25 +49,10 @@ def load(path: Path | str) -> Dataset:
     if path.is_dir():
         arrays = read_folder(path)
     elif path.is_file():
-        arrays = _read_npz(path)
+        arrays = read_arrays(path, _KEYS, "save it by numpy.savez(path, x=..., y=...)")
     else:
         raise FileNotFoundError(f"there is no file or folder {path}: give an .npz file or a folder")
     return _dataset(path, _checked(path, arrays))
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        if not zipfile.is_zipfile(path):
-            raise zipfile.BadZipFile("no .npz file, or its end is missing")
-        with np.load(path, allow_pickle=False) as archive:
-            keys = ("x", "y", "x_test", "y_test", "subject", "subject_test")
-            return {key: archive[key] for key in keys if key in archive}
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"{path} cannot be read as an .npz file of plain arrays ({reason}): save it by "
-            "numpy.savez(path, x=..., y=...)"
-        ) from error
 
 
 def _checked(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

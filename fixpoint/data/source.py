@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fixpoint.data import cache
-from fixpoint.data.archive import one_line
 from fixpoint.data.checks import Arrays
+from fixpoint.data.damage import one_line
 from fixpoint.data.download import Archive, Bar, download
 
 

@@ -2,12 +2,13 @@
 
 import gzip
 import io
+import random
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
-from making import truncated, write_tar, write_zip
+from making import damaged, truncated, write_tar, write_zip
 
 from fixpoint.data.archive import files, read
 
@@ -118,3 +119,20 @@ def test_a_file_that_grows_beyond_its_limit_is_refused(tmp_path):
 def test_no_archive():
     with pytest.raises(FileNotFoundError, match=r"there is no file nowhere\.zip"):
         contents(Path("nowhere.zip"))
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_zip, "a.zip"), (write_tar, "a.tgz")])
+def test_whatever_is_damaged_gets_one_line(write, name, tmp_path):
+    whole = write(tmp_path / name, MEMBERS).read_bytes()
+    chance, messages = random.Random(0), []
+    for _ in range(200):
+        (tmp_path / name).write_bytes(damaged(whole, chance))
+        try:
+            found = contents(tmp_path / name)
+        except ValueError as error:
+            messages.append(str(error))
+        else:
+            for key in set(found) & set(MEMBERS):
+                assert found[key] == MEMBERS[key]
+    assert len(messages) > 100
+    assert not any("\n" in message for message in messages)
