@@ -18,25 +18,36 @@ Fast, Accurate, Stable and Tiny Kilobyte Sized Gated Recurrent Neural Network, s
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
 
-from fixpoint.data.archive import files, inner_zip, read
 from fixpoint.data.cache import read_npz
-from fixpoint.data.checks import Arrays, Schema, check_counts, check_schema
+from fixpoint.data.checks import Arrays, check_counts
 from fixpoint.data.dataset import Dataset
-from fixpoint.data.download import Archive
-from fixpoint.data.source import Source
-from fixpoint.data.text import numbers
-
-URL = (
-    "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip"
+from fixpoint.data.har_archive import (
+    ACTIVITIES,
+    CHANNELS,
+    COUNTS,
+    HAR2_CLASS,
+    SCHEMA,
+    SOURCE,
+    URL,
 )
+
+__all__ = [
+    "ACTIVITIES",
+    "CHANNELS",
+    "HAR2_CLASS",
+    "HAR2_CLASSES",
+    "URL",
+    "har2",
+    "har6",
+    "har_dataset",
+    "read_har",
+]
+
 LICENCE = (
     "CC BY 4.0 (UCI repository); the archive's README adds: 'Any commercial use is prohibited.'"
 )
@@ -45,49 +56,10 @@ CITATION = (
     "Activity Recognition Using Smartphones. ESANN 2013. Data: doi:10.24432/C54S4K"
 )
 
-ACTIVITIES = (
-    "walking",
-    "walking_upstairs",
-    "walking_downstairs",
-    "sitting",
-    "standing",
-    "laying",
-)
-HAR2_CLASS = (0, 1, 0, 1, 0, 1)  # of each activity
 HAR2_CLASSES = (
     "walking|walking_downstairs|standing",
     "walking_upstairs|sitting|laying",
 )
-# body and total acceleration in g, angular velocity in rad/s
-CHANNELS = tuple(
-    f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
-)
-
-_SCHEMA: Schema = {
-    f"{key}_{part}": (dtype, (rows, *shape))
-    for part, rows in (("train", 7352), ("test", 2947))
-    for key, dtype, shape in (
-        ("x", "float32", (128, 9)),
-        ("y", "uint8", ()),
-        ("y2", "uint8", ()),
-        ("subject", "uint8", ()),
-    )
-}
-_COUNTS = {
-    "y_train": [1226, 1073, 986, 1286, 1374, 1407],
-    "y_test": [496, 471, 420, 491, 532, 537],
-    "y2_train": [3586, 3766],
-    "y2_test": [1448, 1499],
-}
-
-
-# the text files that are read, with their columns
-_ROWS = {
-    f"{name}_{part}.txt": columns
-    for part in ("train", "test")
-    for name, columns in [("y", 1), ("subject", 1), *((channel, 128) for channel in CHANNELS)]
-}
-_INNER_BYTES = 2**27
 
 
 def har2() -> Dataset:
@@ -113,63 +85,9 @@ def har6() -> Dataset:
 def read_har(path: Path | None = None) -> dict[str, np.ndarray]:
     """Arrays of har.npz, as this module describes them; `path` None looks in the data folder."""
     path = path or SOURCE.find()[0]
-    arrays = read_npz(path, _SCHEMA)
-    check_counts(arrays, _COUNTS, str(path), f"make it again from {URL}")
+    arrays = read_npz(path, SCHEMA)
+    check_counts(arrays, COUNTS, str(path), f"make it again from {URL}")
     return arrays
-
-
-def parse(paths: Sequence[Path]) -> dict[str, np.ndarray]:
-    """Arrays of har.npz from the official archive, or from the zip archive inside it.
-
-    Raises:
-        ValueError: a file is missing, or does not hold what it should.
-    """
-    texts: dict[str, np.ndarray] = {}
-    for path, file in _official(paths):
-        name = posixpath.basename(path)
-        if name in _ROWS:
-            texts[name] = numbers(read(file, path), path, columns=_ROWS[name])
-    missing = [name for name in _ROWS if name not in texts]
-    if missing:
-        raise ValueError(f"the archive lacks {missing[0]}: give the official one, {URL}")
-    arrays = {
-        "channels": np.array(CHANNELS),
-        "activities": np.array(ACTIVITIES),
-        "har2_map": np.array(HAR2_CLASS, np.uint8),
-    }
-    for part in ("train", "test"):
-        activity = texts[f"y_{part}.txt"][:, 0]
-        windows = [texts[f"{channel}_{part}.txt"] for channel in CHANNELS]
-        for name, rows in [
-            *((f"{channel}_{part}.txt", w) for channel, w in zip(CHANNELS, windows, strict=True)),
-            (f"subject_{part}.txt", texts[f"subject_{part}.txt"]),
-        ]:
-            if len(rows) != len(activity):
-                raise ValueError(
-                    f"{name} must have {len(activity)} lines, as y_{part}.txt has, got {len(rows)}"
-                )
-        if not np.isin(activity, np.arange(1, 7)).all():
-            raise ValueError(f"y_{part}.txt must hold activities 1 to 6")
-        arrays[f"x_{part}"] = np.stack(windows, -1).astype(np.float32)
-        arrays[f"y_{part}"] = (activity - 1).astype(np.uint8)
-        arrays[f"y2_{part}"] = arrays["har2_map"][arrays[f"y_{part}"]]
-        arrays[f"subject_{part}"] = texts[f"subject_{part}.txt"][:, 0].astype(np.uint8)
-    return arrays
-
-
-def verify(arrays: Arrays) -> None:
-    """Refuse arrays that do not have the official numbers of windows, as a ValueError."""
-    remedy = f"give the official one, {URL}"
-    check_schema(arrays, _SCHEMA, "the archive", remedy)
-    check_counts(arrays, _COUNTS, "the archive", remedy)
-
-
-def _official(paths: Sequence[Path]) -> Iterator[tuple[str, IO[bytes]]]:
-    for name, file in files(paths):
-        if posixpath.basename(name) == "UCI HAR Dataset.zip":
-            yield from inner_zip(file, name, at_most=_INNER_BYTES)
-        else:
-            yield name, file
 
 
 def har_dataset(
@@ -193,20 +111,3 @@ def har_dataset(
         licence=LICENCE,
         citation=CITATION,
     )
-
-
-SOURCE = Source(
-    name="har2",
-    file="har.npz",
-    archives=(
-        Archive(
-            url=URL,
-            file="uci-har.zip",
-            checksum="sha256:c00b803081a5c797cd5e4b83700a9810b38d53d9d84e01917e090e1fdbc81031",
-        ),
-    ),
-    page=URL,
-    needs="the zip archive",
-    parse=parse,
-    verify=verify,
-)

@@ -162,11 +162,11 @@ def _silence(noise: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> dict
         )
     pieces = {}
     for number, part in enumerate(PARTS):
-        draw = np.random.default_rng([0, number])
+        draw = np.random.RandomState(number)  # the same in every version of NumPy
         for i in range(counts[part]):
             name = names[i % len(names)]
             first, end = (int(share * len(noise[name])) for share in _SHARES[part])
-            start = int(draw.integers(first, end - RATE, endpoint=True))
+            start = draw.randint(first, end - RATE + 1)
             pieces[f"{name}#{part}#{i}"] = _steps(noise[name][start : start + RATE], name)
     return pieces
 

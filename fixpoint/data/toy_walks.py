@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from fixpoint.data.dataset import Dataset
@@ -39,12 +40,9 @@ def toy_walks(*, walks: int = 10_000, steps: int = 100, seed: int = 0) -> Datase
     """
     if walks < 2 or steps < 1:
         raise ValueError(f"at least 2 walks of 1 step are needed, got {walks} of {steps}")
-    draw = torch.Generator().manual_seed(seed)
+    draw = np.random.RandomState(seed)  # the same in every version of NumPy
     paths = [
-        torch.randn(walks, steps, 2, generator=draw, dtype=torch.float64)
-        .mul(math.sqrt(variance))
-        .cumsum(1)
-        .float()
+        torch.from_numpy(draw.normal(0, math.sqrt(variance), (walks, steps, 2))).cumsum(1).float()
         for variance in VARIANCES
     ]
     half = walks // 2

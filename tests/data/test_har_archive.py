@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from making import table, truncated, write_zip
 
-from fixpoint.data import har
+from fixpoint.data import har_archive as har
 
 ROWS = {"train": 5, "test": 3}
 TOP = "UCI HAR Dataset"
@@ -57,9 +57,13 @@ def test_the_counts_are_those_of_the_whole_data(members, tmp_path, full_har):
     har.verify(full_har)
     with pytest.raises(ValueError, match="the classes of y_test must have"):
         har.verify({**full_har, "y_test": full_har["y_test"][::-1] // 2})
+    for key in ("x_test", "y_train", "subject_train"):  # the right counts, but other rows
+        with pytest.raises(ValueError, match=f"has other numbers in {key} than published"):
+            har.verify({**full_har, key: full_har[key][::-1]})
 
 
 CHANNEL = f"{TOP}/test/Inertial Signals/body_gyro_y_test.txt"
+SUBJECTS = f"{TOP}/test/subject_test.txt"
 LABELS = f"{TOP}/train/y_train.txt"
 
 
@@ -76,6 +80,7 @@ DAMAGE = {
     "empty": (CHANNEL, lambda t: b"", "is empty"),
     "NaN": (CHANNEL, lambda t: t.replace(t.split()[200], b"NaN", 1), "NaN or inf in 1 lines, "),
     "label": (LABELS, lambda t: t.replace(b"3", b"7"), "must hold activities 1 to 6"),
+    "subject": (SUBJECTS, lambda t: t.replace(b"7", b"31"), "must hold subjects 1 to 30"),
     "half": (LABELS, lambda t: t.replace(b"3", b"2.5"), "must hold activities 1 to 6"),
 }
 
