@@ -1,4 +1,4 @@
-"""The command line: `fixpoint train`, `compare`, `report` and `reproduce`."""
+"""The command line: `fixpoint train`, `compare`, `report`, `reproduce` and `data`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from fixpoint import __version__
+from fixpoint.data.commands import data_app
 
 # UsageError of the click that typer uses: some versions bring their own copy of it.
 _UsageError: Any = typer.BadParameter.__base__
@@ -41,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Fixed-point and implicit layers: compare solvers and models.",
 )
+app.add_typer(data_app, name="data")
 console = Console()
 if not console.is_terminal:
     console = Console(width=120)
@@ -165,7 +167,10 @@ def train(
 @app.command()
 def compare(
     dataset: Annotated[
-        str, typer.Option(help="Comma-separated data sets: har2-sample (bundled), har2, ...")
+        str,
+        typer.Option(
+            help="Comma-separated names in 'fixpoint data list', own .npz files or CSV folders."
+        ),
     ] = "har2-sample",
     models: Annotated[
         str, typer.Option(help="Comma-separated models: ernn, rnn, lstm, gru, ...")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -30,10 +31,16 @@ class LastStateClassifier(nn.Module):
         """What the layer gets, (B, T, d)."""
         return x if self.embedding is None else self.embedding(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits, (B, classes), of x, (B, T, d), or words (B, T)."""
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Logits, (B, classes), of x, (B, T, d), or words (B, T).
+
+        With `lengths`, (B,), the last state is that after so many time steps, at least one.
+        """
         output, _ = self.layer(self.features(x))
-        return self.head(output[:, -1])
+        if lengths is None:
+            return self.head(output[:, -1])
+        rows = torch.arange(len(output), device=output.device)
+        return self.head(output[rows, lengths.clamp_min(1) - 1])
 
 
 def parameter_count(model: nn.Module) -> int:

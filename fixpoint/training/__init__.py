@@ -3,20 +3,16 @@
 from fixpoint.training.factory import LAYERS, make_model
 from fixpoint.training.fit import Epoch, fit
 from fixpoint.training.grid import make_grid
-from fixpoint.training.prepare import Split, prepare
+from fixpoint.training.prepare import prepare
 from fixpoint.training.recipe import Recipe
 from fixpoint.training.recipe_files import load_recipe, read_recipe, write_recipe
 from fixpoint.training.run import build, execute
 from fixpoint.training.tasks import evaluate, make_task
-from fixpoint.training.texts import Text, TokenText
 
 __all__ = [
     "LAYERS",
     "Epoch",
     "Recipe",
-    "Split",
-    "Text",
-    "TokenText",
     "build",
     "evaluate",
     "execute",

@@ -96,14 +96,14 @@ def _buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
     good: list[Recipe] = []
     refused: list[ValueError] = []
     for run in runs:
-        split = prepared(run)
+        data, dropped = prepared(run)
         if run.data not in shown:
             shown.add(run.data)
-            console.print(f"{split.data!r}, normalised per {run.data.normalise}", highlight=False)
-            if split.dropped:
-                console.print(f"{split.dropped} training windows hold NaN or inf and are left out")
+            console.print(f"{data!r}, normalised per {run.data.normalise}", highlight=False)
+            if dropped:
+                console.print(f"{dropped} training windows hold NaN or inf and are left out")
         try:
-            build(run, split)
+            build(run, data)
             good.append(run)
         except ValueError as error:
             if str(error) not in map(str, refused):

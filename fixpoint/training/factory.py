@@ -22,7 +22,6 @@ from fixpoint.models import (
 from fixpoint.names import unknown_name
 from fixpoint.solvers import SOLVERS
 from fixpoint.training.recipe import Model
-from fixpoint.training.texts import Text, is_text
 
 BACKWARDS: dict[str, type[Backward]] = {"unrolled": Unrolled, "implicit": Implicit}
 
@@ -123,8 +122,8 @@ def resolve(options: Model) -> Model:
     )
 
 
-def make_model(options: Model, data: Dataset | Text, *, bptt: int = 300) -> nn.Module:
-    """The untrained model: a classifier of the last state, or a language model for a `Text`.
+def make_model(options: Model, data: Dataset, *, bptt: int = 300) -> nn.Module:
+    """The untrained model: a classifier of the last state, or a language model for a text.
 
     Args:
         options: the section `model` of a recipe.
@@ -143,14 +142,15 @@ def make_model(options: Model, data: Dataset | Text, *, bptt: int = 300) -> nn.M
         'LSTM'
     """
     options = resolve(options)
-    if is_text(data):
+    words = len(data.vocabulary)
+    if data.kind == "language-model":
         layer = _layer(options, options.hidden, bptt)
-        return LanguageModel(layer, options.hidden, data.vocabulary, tied=options.tied)
+        return LanguageModel(layer, options.hidden, words, tied=options.tied)
     if options.tied:
         raise ValueError(f"tied is for language models; {data.name} has classes: leave it out")
     _, timesteps, *channels = data.x_train.shape
     layer = _layer(options, channels[0] if channels else options.hidden, timesteps)
-    vocabulary = None if channels else getattr(data, "vocabulary", None)
+    vocabulary = None if channels else words
     return LastStateClassifier(layer, options.hidden, len(data.classes), vocabulary=vocabulary)
 
 

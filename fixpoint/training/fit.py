@@ -88,7 +88,7 @@ def fit(
             count += weight
         mean: Any = fabric.all_reduce(total / count, reduce_op="mean")
         seconds = time.perf_counter() - start
-        valid = task.score(wrapped, "valid") if task.has_validation else None
+        valid = task.score(wrapped, "valid") if task.data.x_valid is not None else None
         schedule.step(valid.loss if valid else None)
         test = task.score(wrapped, "test")
         epoch = _epoch(len(history) + 1, mean.item(), test, valid, task, seconds, lr)

@@ -26,7 +26,10 @@ class Data:
         "column", "zero mean, unit s.d. for each (time step, channel), for each channel, or not"
     )
     validation: float = key(
-        0.0, "share of the training part held out for validation", low=0, below=1
+        0.0,
+        "share of the training part held out for validation, where the data set has no such part",
+        low=0,
+        below=1,
     )
 
 

@@ -138,7 +138,7 @@ def _runnable(console: Console, recipes: dict[str, Recipe]) -> dict[str, Recipe]
     for name, recipe in recipes.items():
         try:
             full = replace(recipe, model=resolve(recipe.model))
-            build(full, prepared(full))
+            build(full, prepared(full).data)
             good[name] = full
         except (ValueError, OSError) as error:
             reasons[name] = str(error)

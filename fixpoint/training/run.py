@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fixpoint import Result, __version__
 from fixpoint.analysis import contraction_profile, equilibrium_gap
+from fixpoint.data import Dataset
 from fixpoint.models import (
     ERNN,
     LanguageModel,
@@ -26,18 +27,17 @@ from fixpoint.training.checkpoint import Checkpoint
 from fixpoint.training.factory import make_model
 from fixpoint.training.fit import Epoch, best_epoch, fit
 from fixpoint.training.memory import PeakMemory
-from fixpoint.training.prepare import Split
 from fixpoint.training.recipe import Machine, Recipe
 from fixpoint.training.tasks import make_task
 
 
-def build(recipe: Recipe, split: Split) -> nn.Module:
+def build(recipe: Recipe, data: Dataset) -> nn.Module:
     """The untrained model of a recipe.
 
     Raises:
         ValueError: a name is unknown, or options do not go together.
     """
-    return make_model(recipe.model, split.data, bptt=recipe.training.bptt)
+    return make_model(recipe.model, data, bptt=recipe.training.bptt)
 
 
 def make_fabric(machine: Machine) -> Fabric:
@@ -69,7 +69,7 @@ def make_fabric(machine: Machine) -> Fabric:
 
 def execute(
     recipe: Recipe,
-    split: Split,
+    data: Dataset,
     report: Callable[[Epoch], None] = lambda epoch: None,
     *,
     folder: Path | None = None,
@@ -78,19 +78,19 @@ def execute(
     """Train the model of a recipe and return its record, ready for JSON.
 
     Args:
-        split: the data, see `prepare`.
+        data: normalised, see `prepare`.
         report: called after each epoch, and for each epoch that was done before.
         folder: where to save after each epoch, and to go on from.
         fabric: `make_fabric(recipe.machine)` if not given.
     """
     fabric = fabric or make_fabric(recipe.machine)
     with _default_dtype(recipe.machine.precision):
-        return _execute(recipe, split, report, folder, fabric)
+        return _execute(recipe, data, report, folder, fabric)
 
 
 def _execute(
     recipe: Recipe,
-    split: Split,
+    data: Dataset,
     report: Callable[[Epoch], None],
     folder: Path | None,
     fabric: Fabric,
@@ -98,8 +98,8 @@ def _execute(
     torch.manual_seed(recipe.training.seed)
     memory = PeakMemory(fabric.device)
     memory.start()
-    model = fabric.to_device(build(recipe, split))
-    task = make_task(fabric, split, recipe.training)
+    model = fabric.to_device(build(recipe, data))
+    task = make_task(fabric, data, recipe.training)
     probe = task.probe()
     windows, more = (probe[:: max(1, len(probe) // n)][:n] for n in (4, 64))
     before = _profile(model, windows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from fixpoint.training.prepare import Split
+from fixpoint.data import Dataset, stream_batches
 from fixpoint.training.recipe import Training
-from fixpoint.training.texts import is_text, pieces, streams
 
 
 class Score(NamedTuple):
@@ -29,7 +28,8 @@ class Task(Protocol):
 
     metric: str
     """accuracy or perplexity."""
-    has_validation: bool
+    data: Dataset
+    """On the device."""
 
     def losses(self, model: nn.Module, order: torch.Generator) -> Iterator[tuple[Tensor, int]]:
         """The loss of each batch of an epoch in turn, and how much it weighs in the mean.
@@ -46,40 +46,35 @@ class Task(Protocol):
 
 
 class Classification:
-    """Windows with one class each; batches are index slices of tensors on the device."""
+    """Sequences with one class each; batches are index slices of tensors on the device."""
 
     metric = "accuracy"
 
-    def __init__(self, fabric: Fabric, split: Split, training: Training) -> None:
+    def __init__(self, fabric: Fabric, data: Dataset, training: Training) -> None:
         self.fabric, self.training = fabric, training
-        data = split.data
-        self.x, self.y, self.x_test, self.y_test = (
-            fabric.to_device(part)
-            for part in (data.x_train, data.y_train, data.x_test, data.y_test)  # type: ignore[union-attr]
-        )
-        self.has_validation = split.valid is not None
-        if split.valid is not None:
-            self.x_valid, self.y_valid = (fabric.to_device(part) for part in split.valid)
+        self.data = data.to(fabric.device)
 
     def losses(self, model: nn.Module, order: torch.Generator) -> Iterator[tuple[Tensor, int]]:
         rank, world = self.fabric.global_rank, self.fabric.world_size
-        smoothing = self.training.label_smoothing
-        for rows in torch.randperm(len(self.x), generator=order).split(self.training.batch_size):
+        data, smoothing = self.data, self.training.label_smoothing
+        size = self.training.batch_size
+        for rows in torch.randperm(len(data.x_train), generator=order).split(size):
             rows = rows.to(self.fabric.device)
             mine = rows[rank::world]
             share = len(mine) * world / len(rows)
             # A process without a share of the last batch takes part with weight 0.
             mine = mine if share else rows[:1]
-            loss = F.cross_entropy(model(self.x[mine]), self.y[mine], label_smoothing=smoothing)
+            lengths = () if data.lengths_train is None else (data.lengths_train[mine],)
+            logits = model(data.inputs(data.x_train[mine]), *lengths)
+            loss = F.cross_entropy(logits, data.y_train[mine], label_smoothing=smoothing)
             yield (loss if world == 1 else share * loss), len(rows)
 
     def score(self, model: nn.Module, part: str) -> Score:
-        if part == "valid":
-            return Score(*evaluate(model, self.x_valid, self.y_valid))
-        return Score(*evaluate(model, self.x_test, self.y_test))
+        x, y, lengths = (getattr(self.data, f"{name}_{part}") for name in ("x", "y", "lengths"))
+        return Score(*evaluate(model, x, y, inputs=self.data.inputs, lengths=lengths))
 
     def probe(self) -> Tensor:
-        return self.x_test[:512]
+        return self.data.inputs(self.data.x_test[:512])
 
 
 class LanguageModelling:
@@ -91,34 +86,31 @@ class LanguageModelling:
     """
 
     metric = "perplexity"
-    has_validation = True
 
-    def __init__(self, fabric: Fabric, split: Split, training: Training) -> None:
+    def __init__(self, fabric: Fabric, data: Dataset, training: Training) -> None:
         self.fabric, self.training = fabric, training
         if training.batch_size % fabric.world_size:
             raise ValueError(
                 f"training.batch_size must be a multiple of machine.devices for a text; got "
                 f"{training.batch_size} streams for {fabric.world_size} devices"
             )
-        self.parts = {
-            part: fabric.to_device(streams(getattr(split.data, part), training.batch_size))
-            for part in ("train", "valid", "test")
-        }
+        self.data = data.to(fabric.device)
 
     def losses(self, model: nn.Module, order: torch.Generator) -> Iterator[tuple[Tensor, int]]:
         hx = None
-        mine = self.parts["train"][self.fabric.global_rank :: self.fabric.world_size]
-        for words, following in pieces(mine, self.training.bptt):
-            logits, hx = model(words, hx)
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        smoothing = self.training.label_smoothing
+        for words, following in self._pieces("train"):
+            logits, hx = model(words[rank::world], hx)
             hx = pytree.tree_map(torch.detach, hx)
-            smoothing = self.training.label_smoothing
-            yield _word_loss(logits, following, label_smoothing=smoothing), following.shape[1]
+            loss = _word_loss(logits, following[rank::world], label_smoothing=smoothing)
+            yield loss, following.shape[1]
 
     @torch.no_grad()
     def score(self, model: nn.Module, part: str) -> Score:
         model.eval()
         hx, total, count = None, 0.0, 0
-        for words, following in pieces(self.parts[part], self.training.bptt):
+        for words, following in self._pieces(part):
             logits, hx = model(words, hx)
             total += _word_loss(logits, following).item() * following.shape[1]
             count += following.shape[1]
@@ -126,23 +118,36 @@ class LanguageModelling:
         return Score(loss, math.exp(loss) if loss < 700 else math.inf)
 
     def probe(self) -> Tensor:
-        return self.parts["test"][:, : self.training.bptt]
+        return next(self._pieces("test"))[0]
+
+    def _pieces(self, part: str) -> Iterator[tuple[Tensor, Tensor]]:
+        x, y = getattr(self.data, f"x_{part}"), getattr(self.data, f"y_{part}")
+        size, steps = self.training.batch_size, self.training.bptt
+        for words, following in stream_batches(x, y, batch_size=size, steps=steps):
+            yield self.data.inputs(words), following
 
 
-def make_task(fabric: Fabric, split: Split, training: Training) -> Task:
+def make_task(fabric: Fabric, data: Dataset, training: Training) -> Task:
     """The task that the data set is."""
-    kind: Any = LanguageModelling if is_text(split.data) else Classification
-    return kind(fabric, split, training)
+    kind: Any = LanguageModelling if data.kind == "language-model" else Classification
+    return kind(fabric, data, training)
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, x: Tensor, y: Tensor, *, batch_size: int = 512
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    batch_size: int = 512,
+    inputs: Callable[[Tensor], Tensor] = lambda rows: rows,
+    lengths: Tensor | None = None,
 ) -> tuple[float, float]:
     """Mean loss and accuracy in percent; windows with non-finite logits count as wrong, and are
-    left out of the loss."""
+    left out of the loss. `inputs` makes of stored rows what the model takes."""
     model.eval()
-    logits = torch.cat([model(rows) for rows in x.split(batch_size)])
+    parts = [x.split(batch_size)] + ([] if lengths is None else [lengths.split(batch_size)])
+    logits = torch.cat([model(inputs(rows), *ends) for rows, *ends in zip(*parts, strict=True)])
     good = logits.isfinite().all(1)
     loss = F.cross_entropy(logits[good], y[good]).item()
     right = good & (logits.argmax(1) == y)

@@ -39,8 +39,7 @@ def train(
         OSError: a data file is missing, or a file cannot be written.
     """
     recipe = replace(recipe, model=resolve(recipe.model))
-    split = prepare(recipe)
-    build(recipe, split)
+    build(recipe, prepare(recipe).data)
     fabric = make_fabric(recipe.machine)
     if recipe.machine.devices > 1:
         fabric.launch()
@@ -112,7 +111,7 @@ def train_recipe(
                 logs.add(epoch)
             report(epoch)
 
-        return execute(recipe, prepare(recipe), note, folder=folder, fabric=fabric)
+        return execute(recipe, prepare(recipe).data, note, folder=folder, fabric=fabric)
 
     def trial(choice: Recipe) -> Record:
         # Each trial is a recipe of its own, finished or not on its own.

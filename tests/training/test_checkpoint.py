@@ -15,20 +15,17 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fixpoint.cli import app
-from fixpoint.training import Recipe, Split, TokenText, build, fit, make_task
+from fixpoint.training import Recipe, build, fit, make_task
 from fixpoint.training import checkpoint as module
 from fixpoint.training.checkpoint import Checkpoint
 
-WORDS = torch.randint(7, (400,), generator=torch.Generator().manual_seed(0))
-TEXT = TokenText(name="text", train=WORDS, valid=WORDS[:60], test=WORDS[:80], vocabulary=7)
 
-
-def train(folder, split, recipe, epochs=None):
+def train(folder, data, recipe, epochs=None):
     """Train for all epochs, or stop after some; gives weights and untimed history."""
     torch.manual_seed(3)
-    model = build(recipe, split)
+    model = build(recipe, data)
     fabric = Fabric(accelerator="cpu", devices=1)
-    task = make_task(fabric, split, recipe.training)
+    task = make_task(fabric, data, recipe.training)
     steps = fit(fabric, model, task, recipe.training, checkpoint=Checkpoint(folder))
     history = []
     for epoch in steps:
@@ -52,15 +49,14 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("stop", [1, 3])
-def test_a_stopped_training_goes_on_bit_for_bit(tmp_path, tiny, name, stop):
+def test_a_stopped_training_goes_on_bit_for_bit(tmp_path, request, name, stop):
     recipe = Recipe().changed(**SMALL, **CASES[name])
-    split = Split(TEXT) if name == "text" else Split(tiny)
-    if recipe.data.validation:
-        split = Split(tiny, (tiny.x_test[:40], tiny.y_test[:40]))
-    whole, history = train(tmp_path / "whole", split, recipe)
-    train(tmp_path / "parts", split, recipe, epochs=stop)
+    held = "held_out" if recipe.data.validation else "tiny"
+    data = request.getfixturevalue("text" if name == "text" else held)
+    whole, history = train(tmp_path / "whole", data, recipe)
+    train(tmp_path / "parts", data, recipe, epochs=stop)
     torch.rand(5)
-    resumed, again = train(tmp_path / "parts", split, recipe)
+    resumed, again = train(tmp_path / "parts", data, recipe)
     assert again == history
     assert len(history) == 4
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
@@ -69,16 +65,16 @@ def test_a_stopped_training_goes_on_bit_for_bit(tmp_path, tiny, name, stop):
     assert all(torch.equal(whole[key], saved[key]) for key in whole)
 
 
-def test_the_best_weights_are_those_of_the_best_validation_score(tmp_path, tiny):
-    split = Split(tiny, (tiny.x_test[:40], tiny.y_test[:40]))
+def test_the_best_weights_are_those_of_the_best_validation_score(tmp_path, held_out):
+    data = held_out
     recipe = Recipe().changed(hidden=4, epochs=6, lr=0.05, validation=0.3)
-    _, history = train(tmp_path, split, recipe)
+    _, history = train(tmp_path, data, recipe)
     scores = [epoch.valid_score for epoch in history]
     best = scores.index(max(scores))
     assert best < 5  # else this says nothing
-    model = build(recipe, split)
+    model = build(recipe, data)
     model.load_state_dict(load_file(tmp_path / "best.safetensors"))
-    right = (model(tiny.x_test[:40]).argmax(1) == tiny.y_test[:40]).sum().item()
+    right = (model(data.x_valid).argmax(1) == data.y_valid).sum().item()
     assert 100 * right / 40 == pytest.approx(scores[best])
 
 
@@ -100,14 +96,14 @@ def full_disk(monkeypatch, after):
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, tiny, monkeypatch, after):
     """Two files an epoch: the third epoch fails at its first or at its second file."""
     recipe = Recipe().changed(**SMALL)
-    whole, history = train(tmp_path / "whole", Split(tiny), recipe)
+    whole, history = train(tmp_path / "whole", tiny, recipe)
     with monkeypatch.context() as patch:
         full_disk(patch, after)
         with pytest.raises(OSError, match="epoch 3 cannot be written .*No space left") as caught:
-            train(tmp_path / "full", Split(tiny), recipe)
+            train(tmp_path / "full", tiny, recipe)
     assert "epoch-0002 is kept: free some space" in str(caught.value)
     assert os.listdir(tmp_path / "full") == ["epoch-0002"]
-    resumed, again = train(tmp_path / "full", Split(tiny), recipe)
+    resumed, again = train(tmp_path / "full", tiny, recipe)
     assert again == history
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
@@ -155,26 +151,26 @@ def damaged(path, change):
 @pytest.mark.parametrize("file", ["model.safetensors", "training.pt"])
 def test_a_damaged_checkpoint_is_named(tmp_path, tiny, file):
     recipe = Recipe().changed(**SMALL)
-    train(tmp_path, Split(tiny), recipe, epochs=1)
+    train(tmp_path, tiny, recipe, epochs=1)
     damaged(tmp_path / "epoch-0001" / file, lambda content: content[:100])
     with pytest.raises(ValueError, match="epoch-0001 cannot be used .*: remove it"):
-        train(tmp_path, Split(tiny), recipe)
+        train(tmp_path, tiny, recipe)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, tiny):
-    train(tmp_path, Split(tiny), Recipe().changed(**SMALL), epochs=1)
+    train(tmp_path, tiny, Recipe().changed(**SMALL), epochs=1)
     with pytest.raises(ValueError, match="epoch-0001 cannot be used"):
-        train(tmp_path, Split(tiny), Recipe().changed(**SMALL | {"hidden": 5}))
+        train(tmp_path, tiny, Recipe().changed(**SMALL | {"hidden": 5}))
 
 
 def test_what_was_half_written_does_not_count(tmp_path, tiny):
     recipe = Recipe().changed(**SMALL)
-    whole, _ = train(tmp_path / "whole", Split(tiny), recipe)
-    train(tmp_path / "killed", Split(tiny), recipe, epochs=2)
+    whole, _ = train(tmp_path / "whole", tiny, recipe)
+    train(tmp_path / "killed", tiny, recipe, epochs=2)
     half = tmp_path / "killed" / "epoch-0003.tmp"
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
-    resumed, _ = train(tmp_path / "killed", Split(tiny), recipe)
+    resumed, _ = train(tmp_path / "killed", tiny, recipe)
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
 

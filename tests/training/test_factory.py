@@ -3,16 +3,9 @@
 import pytest
 import torch
 
-from fixpoint.training import LAYERS, Recipe, TokenText, make_model
+from fixpoint.data import Dataset
+from fixpoint.training import LAYERS, Recipe, execute, make_model
 from fixpoint.training.factory import OWN, resolve
-
-TEXT = TokenText(
-    name="text",
-    train=torch.arange(40) % 5,
-    valid=torch.arange(10) % 5,
-    test=torch.arange(10) % 5,
-    vocabulary=5,
-)
 
 
 def options(**changes):
@@ -30,13 +23,13 @@ def test_every_model_classifies_windows(tiny, name):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_model_models_text(name, tied):
-    model = make_model(options(model=name, tied=tied), TEXT, bptt=6)
-    words = TEXT.train.view(2, 20)
+def test_every_model_models_text(text, name, tied):
+    model = make_model(options(model=name, tied=tied), text, bptt=6)
+    words = text.x_train.view(2, 200)
     whole, _ = model(words[:, :6])
     first, state = model(words[:, :4])
     second, _ = model(words[:, 4:6], state)
-    assert whole.shape == (2, 6, 5)
+    assert whole.shape == (2, 6, 7)
     if name != "ernn":  # whose eta depends on the step within a piece
         assert torch.allclose(torch.cat([first, second], 1), whole, atol=1e-6)
 
@@ -89,10 +82,27 @@ def test_what_does_not_go_together(tiny, changes, message):
         make_model(options(**changes), tiny)
 
 
-def test_words_are_embedded(tiny):
-    class Words:
-        name, classes, vocabulary = "words", ("a", "b", "c"), 7
-        x_train = torch.zeros(4, 6, dtype=torch.int64)
-
-    model = make_model(options(model="gru"), Words())
-    assert model(torch.randint(7, (2, 6))).shape == (2, 3)
+def test_words_are_embedded_and_the_last_word_counts():
+    """What comes after the end of a text changes nothing."""
+    x = torch.tensor([[1, 2, 3, 0, 0, 0], [4, 5, 6, 1, 2, 3]])
+    data = Dataset(
+        name="words",
+        kind="tokens",
+        x_train=x,
+        y_train=torch.tensor([0, 2]),
+        lengths_train=torch.tensor([3, 6]),
+        x_test=x,
+        y_test=torch.tensor([0, 2]),
+        lengths_test=torch.tensor([3, 6]),
+        classes=("a", "b", "c"),
+        vocabulary=tuple("0123456"),
+        licence="",
+        citation="",
+    )
+    model = make_model(options(model="gru"), data)
+    logits = model(x, data.lengths_train)
+    assert logits.shape == (2, 3)
+    assert torch.allclose(logits[:1], model(x[:1, :3]))
+    assert torch.equal(logits[1:], model(x)[1:])
+    record = execute(Recipe().changed(model="gru", hidden=4, epochs=60, lr=0.05), data)
+    assert record["accuracy_last"] == 100

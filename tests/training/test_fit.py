@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fixpoint.models import ERNN, LastStateClassifier
-from fixpoint.training import Epoch, Recipe, Split, evaluate, fit, make_task
+from fixpoint.training import Epoch, Recipe, evaluate, fit, make_task
 
 
 def model(seed=0):
@@ -27,8 +27,7 @@ def started(network, data, **options):
     settings = {"epochs": 2, "batch_size": 32, "lr": 1e-2, "halve_every": 1, "seed": 0} | options
     training = Recipe().changed(**settings).training
     fabric = Fabric(accelerator="cpu", devices=1)
-    split = data if isinstance(data, Split) else Split(data)
-    return fit(fabric, network, make_task(fabric, split, training), training)
+    return fit(fabric, network, make_task(fabric, data, training), training)
 
 
 def untimed(epochs):

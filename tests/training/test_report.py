@@ -10,32 +10,28 @@ from typer.testing import CliRunner
 
 from fixpoint.analysis.charts import Curve, curve_chart, style_of
 from fixpoint.cli import app
-from fixpoint.training import Recipe, Split, TokenText, execute
+from fixpoint.training import Recipe, execute
 from fixpoint.training.factory import resolve
 from fixpoint.training.records import Records
 from fixpoint.training.report import render, write_report
 
 
-def record(split, **changes):
+def record(data, **changes):
     from dataclasses import replace
 
     recipe = Recipe().changed(**{"hidden": 4, "epochs": 2} | changes)
     recipe = replace(recipe, model=resolve(recipe.model))
-    return execute(recipe, split)
+    return execute(recipe, data)
 
 
 @pytest.fixture(scope="module")
-def records(tiny):
-    import torch
-
-    words = torch.randint(7, (400,), generator=torch.Generator().manual_seed(0))
-    text = TokenText(name="text", train=words, valid=words[:60], test=words[:80], vocabulary=7)
+def records(tiny, text):
     return [
-        record(Split(tiny)),
-        record(Split(tiny), seed=1),
-        record(Split(tiny), solver="picard", epochs=1),
-        record(Split(tiny), model="gru"),
-        record(Split(text), dataset="a <b> & 'c'", model="lstm", batch_size=4, bptt=9),
+        record(tiny),
+        record(tiny, seed=1),
+        record(tiny, solver="picard", epochs=1),
+        record(tiny, model="gru"),
+        record(text, dataset="a <b> & 'c'", model="lstm", batch_size=4, bptt=9),
     ]
 
 

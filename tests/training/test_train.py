@@ -14,52 +14,46 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from fixpoint.cli import app
-from fixpoint.data import load_dataset
-from fixpoint.training import Recipe, Split, TokenText, build, fit, make_task, prepare
-from fixpoint.training.prepare import validation_rows
+from fixpoint.data import load_dataset, validation_split
+from fixpoint.training import Recipe, build, fit, make_task, prepare
 from fixpoint.training.run import execute, tuned
 from fixpoint.training.train import train_recipe
 
-WORDS = torch.randint(7, (400,), generator=torch.Generator().manual_seed(0))
-TEXT = TokenText(name="text", train=WORDS, valid=WORDS[:60], test=WORDS[:83], vocabulary=7)
 
-
-def train(split, recipe):
+def train(data, recipe):
     torch.manual_seed(recipe.training.seed)
-    model = build(recipe, split)
+    model = build(recipe, data)
     fabric = Fabric(accelerator="cpu", devices=1)
-    task = make_task(fabric, split, recipe.training)
+    task = make_task(fabric, data, recipe.training)
     return model, list(fit(fabric, model, task, recipe.training))
 
 
-def test_a_text_with_a_rule_is_learned():
-    """Word n + 1 is known from word n: perplexity 1; without the state it would be 2."""
-    words = torch.tensor([0, 1, 2, 1] * 200)  # after 1 comes 2 or 0, by what was before
-    text = TokenText(name="rule", train=words, valid=words[:80], test=words[:80], vocabulary=3)
+def test_a_text_with_a_rule_is_learned(rule):
+    """Perplexity is 1 for a model with a state; without one it would be sqrt 2."""
     recipe = Recipe().changed(
         model="gru", hidden=12, epochs=12, batch_size=4, bptt=10, lr=0.05, schedule="constant"
     )
-    _, history = train(Split(text), recipe)
+    _, history = train(rule, recipe)
     assert history[0].accuracy is None
     assert history[-1].perplexity < 1.1
     assert history[-1].valid_score < 1.1
 
 
-def test_text_is_truncated_bptt():
+def test_text_is_truncated_bptt(text):
     """Bit for bit the loop of four streams, cut every 9 steps, the state carried and detached."""
     recipe = Recipe().changed(
         model="lstm", hidden=5, epochs=2, batch_size=4, bptt=9, optimizer="sgd", lr=1.0, clip=0.25
     )
-    model, history = train(Split(TEXT), recipe)
+    model, history = train(text, recipe)
     torch.manual_seed(0)
-    plain = build(recipe, Split(TEXT))
+    plain = build(recipe, text)
     optimizer = torch.optim.SGD(plain.parameters(), lr=1.0)
-    streams = WORDS.view(4, 100)
+    streams, following = text.x_train.view(4, 100), text.y_train.view(4, 100)
     for _ in range(2):
         state, total = None, 0.0
-        for start in range(0, 99, 9):
-            x, y = streams[:, start : start + 9], streams[:, start + 1 : start + 10]
-            logits, state = plain(x[:, : y.shape[1]], state)
+        for start in range(0, 100, 9):
+            x, y = streams[:, start : start + 9], following[:, start : start + 9]
+            logits, state = plain(x, state)
             state = tuple(part.detach() for part in state)
             loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
             optimizer.zero_grad()
@@ -71,22 +65,22 @@ def test_text_is_truncated_bptt():
             group["lr"] /= 2
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(p, q)
-    assert history[-1].train_loss == pytest.approx(total / 99, rel=1e-6)
+    assert history[-1].train_loss == pytest.approx(total / 100, rel=1e-6)
     # 83 words in four streams of 20, three left out
-    logits, _ = plain(TEXT.test[:80].view(4, 20)[:, :-1])
-    loss = F.cross_entropy(logits.flatten(0, 1), TEXT.test[:80].view(4, 20)[:, 1:].flatten())
+    logits, _ = plain(text.x_test[:80].view(4, 20))
+    loss = F.cross_entropy(logits.flatten(0, 1), text.y_test[:80])
     assert history[-1].perplexity == pytest.approx(math.exp(loss.item()), rel=1e-6)
 
 
-def test_too_short_a_text():
+def test_too_short_a_text(text):
     recipe = Recipe().changed(model="gru", hidden=4, batch_size=64)
-    with pytest.raises(ValueError, match="60 words are too few for 64 .* at most 30"):
-        train(Split(TEXT), recipe)
+    with pytest.raises(ValueError, match="60 tokens cannot be cut into 64 pieces"):
+        train(text, recipe)
 
 
-def test_a_record_of_text():
+def test_a_record_of_text(text):
     recipe = Recipe().changed(hidden=4, epochs=2, batch_size=4, bptt=9, tied=True)
-    record = execute(recipe, Split(TEXT))
+    record = execute(recipe, text)
     json.dumps(record, allow_nan=False)
     history = record["epochs"]
     assert record["perplexity_last"] == history[-1]["perplexity"]
@@ -95,33 +89,15 @@ def test_a_record_of_text():
     assert history[0]["residual"] > 0
 
 
-def test_whole_people_are_held_out():
-    data = load_dataset("har2-sample")
-    held = validation_rows(data, 0.2, seed=0)
-    assert abs(held.double().mean().item() - 0.2) < 0.025  # 21 people
-    inside = set(data.groups_train[held].tolist())
-    assert inside.isdisjoint(data.groups_train[~held].tolist())
-    assert torch.equal(held, validation_rows(data, 0.2, seed=0))
-    assert not torch.equal(held, validation_rows(data, 0.2, seed=1))
-
-
-def test_windows_are_held_out_where_no_people_are_known(tiny):
-    held = validation_rows(tiny, 0.2, seed=0)
-    assert held.sum() == round(0.2 * 189)
-
-
 def test_statistics_come_from_what_is_trained_on():
-    recipe = Recipe().changed(validation=0.2)
-    data = load_dataset("har2-sample")
-    held = validation_rows(data, 0.2, seed=0)
-    split = prepare(recipe)
-    mean = split.data.x_train.mean(0)
-    assert mean.abs().max() < 1e-3
-    x, y = split.valid
-    assert torch.equal(y, data.y_train[held])
-    scale, shift = data.x_train[~held].std(0, correction=0), data.x_train[~held].mean(0)
-    assert torch.allclose(x, (data.x_train[held] - shift) / scale, atol=1e-2)
-    assert len(split.data.x_train) + len(x) == 756
+    """Not from the people held out, of whom none is left in training."""
+    data, _ = prepare(Recipe().changed(validation=0.2))
+    raw = validation_split(load_dataset("har2-sample"), 0.2, seed=0)
+    assert len(data.x_train) + len(data.x_valid) == 756
+    assert data.x_train.mean(0).abs().max() < 1e-3
+    shift, scale = raw.x_train.mean(0), raw.x_train.std(0, correction=0)
+    assert torch.allclose(data.x_valid, (raw.x_valid - shift) / scale, atol=1e-2)
+    assert torch.allclose(data.x_test, (raw.x_test - shift) / scale, atol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +109,6 @@ def test_statistics_come_from_what_is_trained_on():
         ),
         ({"stop_after": 2}, "stop_after needs a validation part"),
         ({"halve_choices": [1, 2]}, "halve_choices needs a validation part"),
-        ({"validation": 0.001}, "leaves no window for training or none for validation"),
     ],
 )
 def test_validation_is_asked_for(changes, message):
@@ -141,45 +116,48 @@ def test_validation_is_asked_for(changes, message):
         prepare(Recipe().changed(**changes))
 
 
-def test_text_has_its_own_validation():
-    prepare(Recipe().changed(stop_after=2), TEXT)
-    with pytest.raises(ValueError, match="has a validation part of its own"):
-        prepare(Recipe().changed(validation=0.2), TEXT)
+def test_no_window_is_left_for_validation(tiny):
+    with pytest.raises(ValueError, match="leaves no window of 189 for validation"):
+        prepare(Recipe().changed(validation=0.001), tiny)
 
 
-def test_early_stopping(tiny):
+def test_a_validation_part_that_is_there_is_taken(text, held_out):
+    for data in (text, held_out):
+        ready, _ = prepare(Recipe().changed(stop_after=2, validation=0.3), data)
+        assert torch.equal(ready.y_valid, data.y_valid)
+
+
+def test_early_stopping(held_out):
     """With a learning rate of next to nothing no epoch is better than the first."""
-    split = Split(tiny, (tiny.x_test[:40], tiny.y_test[:40]))
     recipe = Recipe().changed(hidden=4, epochs=9, lr=1e-12, validation=0.3, stop_after=3)
-    _, history = train(split, recipe)
+    _, history = train(held_out, recipe)
     assert len(history) == 4
 
 
-def test_plateau_halves_the_learning_rate(tiny):
-    split = Split(tiny, (tiny.x_test[:40], tiny.y_test[:40]))
+def test_plateau_halves_the_learning_rate(held_out):
     recipe = Recipe().changed(
         hidden=4, epochs=5, lr=1e-6, validation=0.3, schedule="plateau", patience=0
     )
-    _, history = train(split, recipe)
+    _, history = train(held_out, recipe)
     # the first epoch is the best; each later one, no better by 1e-4 of the loss, halves
     assert [e.lr / 1e-6 for e in history] == pytest.approx([1, 1, 0.5, 0.25, 0.125])
 
 
 def test_cosine(tiny):
-    _, history = train(Split(tiny), Recipe().changed(hidden=4, epochs=4, schedule="cosine"))
+    _, history = train(tiny, Recipe().changed(hidden=4, epochs=4, schedule="cosine"))
     expected = [0.5 * (1 + math.cos(math.pi * k / 4)) for k in range(4)]
     assert [e.lr / 1e-2 for e in history] == pytest.approx(expected)
 
 
 def test_halving_by_default_is_twice(tiny):
-    _, history = train(Split(tiny), Recipe().changed(hidden=4, epochs=7))
+    _, history = train(tiny, Recipe().changed(hidden=4, epochs=7))
     assert [e.lr / 1e-2 for e in history] == pytest.approx([1, 1, 1, 0.5, 0.5, 0.5, 0.25])
 
 
 def test_label_smoothing_and_weight_decay_matter(tiny):
-    plain, _ = train(Split(tiny), Recipe().changed(hidden=4, epochs=1))
+    plain, _ = train(tiny, Recipe().changed(hidden=4, epochs=1))
     for changes in ({"label_smoothing": 0.3}, {"weight_decay": 0.3}, {"clip": 1e-3}):
-        other, _ = train(Split(tiny), Recipe().changed(hidden=4, epochs=1, **changes))
+        other, _ = train(tiny, Recipe().changed(hidden=4, epochs=1, **changes))
         assert not torch.equal(plain.head.weight, other.head.weight)
 
 
