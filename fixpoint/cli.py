@@ -1,10 +1,11 @@
-"""The command line: `fixpoint compare`."""
+"""The command line: `fixpoint train`, `compare`, `report`, `reproduce` and `data`."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from fixpoint import __version__
+from fixpoint.data.commands import data_app
 
 # UsageError of the click that typer uses: some versions bring their own copy of it.
 _UsageError: Any = typer.BadParameter.__base__
@@ -40,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Fixed-point and implicit layers: compare solvers and models.",
 )
+app.add_typer(data_app, name="data")
 console = Console()
 if not console.is_terminal:
     console = Console(width=120)
@@ -71,16 +74,112 @@ def _count(text: str) -> int:
     return number
 
 
+Devices = Annotated[
+    int | None,
+    typer.Option(parser=_count, metavar="N", help="Processes that share each batch (DDP)."),
+]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any other key of the recipe; repeatable."),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        parser=_count, metavar="N", help="Runs at a time, one thread each. [default: cores]"
+    ),
+]
+
+
+def _number(help: str) -> Any:
+    return typer.Option(parser=_count, metavar="N", help=help)
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(help="Name of a recipe, or a .toml file. [default: ERNN]")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="Data set.")] = None,
+    model: Annotated[str | None, typer.Option(help="ernn, rnn, lstm, gru, ...")] = None,
+    hidden: Annotated[int | None, _number("Hidden units.")] = None,
+    cell: Annotated[str | None, typer.Option(help="Cell of ernn.")] = None,
+    solver: Annotated[str | None, typer.Option(help="Solver of ernn.")] = None,
+    max_iter: Annotated[int | None, _number("Updates of the solver a time step.")] = None,
+    backward: Annotated[str | None, typer.Option(help="unrolled or implicit.")] = None,
+    epochs: Annotated[int | None, _number("Epochs.")] = None,
+    batch_size: Annotated[int | None, _number("Batch size.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="halve, cosine, plateau or constant.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps.")] = None,
+    devices: Devices = None,
+    precision: Annotated[
+        str | None, typer.Option(help="32-true, bf16-mixed, 64-true, ... as in Lightning Fabric.")
+    ] = None,
+    settings: Setting = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs.jsonl and checkpoints.")] = Path(
+        "runs/train"
+    ),
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew; else an unfinished run goes on.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write events for TensorBoard.")
+    ] = False,
+) -> None:
+    """Train one model as a recipe says.
+
+    Options override the recipe. Stopped or killed, the same command goes on after the last
+    finished epoch; finished, it shows the result again.
+    """
+    flags = {
+        "dataset": dataset,
+        "model": model,
+        "hidden": hidden,
+        "cell": cell,
+        "solver": solver,
+        "max_iter": max_iter,
+        "backward": backward,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "seed": seed,
+        "device": device,
+        "devices": devices,
+        "precision": precision,
+    }
+    with _one_line("Stopped; the same command goes on after the last finished epoch."):
+        from fixpoint.training import load_recipe
+        from fixpoint.training.recipe import Recipe
+        from fixpoint.training.train import train as run
+
+        base = Recipe() if recipe is None else load_recipe(recipe)
+        run(
+            console, _override(base, settings, flags), out=out, fresh=fresh, tensorboard=tensorboard
+        )
+
+
 @app.command()
 def compare(
-    dataset: Annotated[str, typer.Option(help="har2-sample (bundled), har2 or har6.")] = (
-        "har2-sample"
-    ),
+    dataset: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated names in 'fixpoint data list', own .npz files or CSV folders."
+        ),
+    ] = "har2-sample",
+    models: Annotated[
+        str, typer.Option(help="Comma-separated models: ernn, rnn, lstm, gru, ...")
+    ] = "ernn",
     solvers: Annotated[
         str,
         typer.Option(
             help="Comma-separated NAME or NAME:MAX_ITER of inexact-newton, picard, anderson, "
-            "broyden."
+            "broyden, ..."
         ),
     ] = "inexact-newton,inexact-newton:2,picard,anderson,broyden",
     backward: Annotated[
@@ -90,56 +189,133 @@ def compare(
     cell: Annotated[
         str | None,
         typer.Option(
-            help="jordan, self-feedback, identity-feedback or linear. [default: jordan for "
-            "inexact-newton, self-feedback for the others]"
+            help="Comma-separated jordan, self-feedback, identity-feedback, linear. [default: "
+            "jordan for inexact-newton, self-feedback for the others]"
         ),
     ] = None,
-    hidden: Annotated[int, typer.Option(parser=_count, metavar="N", help="Hidden units.")] = 80,
-    epochs: Annotated[int, typer.Option(parser=_count, metavar="N", help="Epochs.")] = 6,
+    hidden: Annotated[int, _number("Hidden units.")] = 80,
+    epochs: Annotated[int, _number("Epochs.")] = 6,
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0",
-    out: Annotated[Path, typer.Option(help="Folder for runs.jsonl and contraction.png.")] = Path(
-        "runs/compare"
-    ),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    batch_size: Annotated[int, typer.Option(parser=_count, metavar="N", help="Batch size.")] = 128,
+    out: Annotated[
+        Path, typer.Option(help="Folder for runs.jsonl, report.html and checkpoints.")
+    ] = Path("runs/compare"),
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    batch_size: Annotated[int, _number("Batch size.")] = 128,
     lr: Annotated[
         float, typer.Option(help="Learning rate of Adam, halved twice over the training.")
     ] = 1e-2,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            parser=_count,
-            metavar="N",
-            help="Runs at a time, one thread each. [default: number of cores]",
-        ),
+    settings: Setting = None,
+    jobs: Jobs = None,
+) -> None:
+    """Train models with each solver and backward; compare accuracy, time and convergence.
+
+    Finished runs of the same settings in --out are not run again, unfinished ones go on.
+    """
+    flags: dict[str, Any] = {
+        "hidden": hidden,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "device": device,
+    }
+    with _one_line("Stopped; finished epochs are kept, the same command goes on."):
+        from fixpoint.training import make_grid
+        from fixpoint.training.compare import compare as run
+        from fixpoint.training.recipe import Recipe
+
+        runs = make_grid(
+            _override(Recipe(), settings, flags),
+            datasets=_split(dataset),
+            models=_split(models),
+            solvers=_split(solvers),
+            cells=None if cell is None else _split(cell),
+            backwards=None if backward is None else _split(backward),
+            seeds=_integers("--seeds", seeds),
+        )
+        run(console, runs, out=out, jobs=jobs or _cores(device))
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of other commands' --out, with their runs.jsonl.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The page. [default: report.html in the first folder]")
     ] = None,
 ) -> None:
-    """Train ERNN with each solver and backward, and compare accuracy, time and convergence.
+    """Write one self-contained page of finished runs: tables, curves, convergence."""
+    with _one_line("Stopped."):
+        from fixpoint.training.report import write_report
 
-    Finished runs of the same settings in --out are not run again.
+        path = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "report.html"
+        count = write_report(runs, path)
+        console.print(f"{count} runs: {path}", soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    target: Annotated[str, typer.Argument(help="table2, table3, table4 or figures.")],
+    dataset: Annotated[
+        str | None, typer.Option(help="Comma-separated data sets. [default: all]")
+    ] = None,
+    models: Annotated[
+        str | None, typer.Option(help="Comma-separated models. [default: all]")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2,3,4",
+    epochs: Annotated[int | None, _number("Epochs, for a first look.")] = None,
+    settings: Setting = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    out: Annotated[
+        Path, typer.Option(help="Folder for runs.jsonl, report.html and checkpoints.")
+    ] = Path("runs/reproduce"),
+    jobs: Jobs = None,
+) -> None:
+    """Run the recipes of a table of the paper, and print ours beside the paper's numbers.
+
+    Finished runs in --out are not run again, unfinished ones go on.
     """
-    from fixpoint.training import compare as comparison
+    with _one_line("Stopped; finished epochs are kept, the same command goes on."):
+        from fixpoint.training.recipe_files import parse_setting
+        from fixpoint.training.reproduce import reproduce as run
 
-    try:
-        comparison.compare(
+        changes = dict(parse_setting(text) for text in settings or [])
+        changes |= {"device": device} | ({} if epochs is None else {"epochs": epochs})
+        run(
             console,
-            dataset=dataset,
-            solvers=_split(solvers),
-            backwards=None if backward is None else _split(backward),
-            cell=cell,
-            hidden=hidden,
-            epochs=epochs,
-            seeds=_integers("--seeds", seeds),
+            target,
             out=out,
-            device=device,
-            batch_size=batch_size,
-            lr=_learning_rate(lr),
-            jobs=jobs or (1 if device != "cpu" else os.cpu_count() or 1),
+            jobs=jobs or _cores(device),
+            datasets=None if dataset is None else _split(dataset),
+            models=None if models is None else _split(models),
+            seeds=_integers("--seeds", seeds),
+            changes=changes,
         )
-    except (ValueError, OSError) as error:
+
+
+def _override(base: Any, settings: list[str] | None, flags: dict[str, Any]) -> Any:
+    """The recipe with what --set and the flags say; flags win."""
+    from fixpoint.training.recipe_files import parse_setting
+
+    base = base.changed(**dict(parse_setting(text) for text in settings or []))
+    return base.changed(**{name: value for name, value in flags.items() if value is not None})
+
+
+def _cores(device: str) -> int:
+    return 1 if device != "cpu" else os.cpu_count() or 1
+
+
+@contextmanager
+def _one_line(stopped: str) -> Iterator[None]:
+    """What is wrong in one line with exit status 2; `stopped` after Ctrl-C, with 130."""
+    try:
+        yield
+    except OSError as error:
+        _refuse(str(error) if error.filename else error.strerror or str(error))
+    except (ValueError, TypeError) as error:
         _refuse(str(error))
     except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped; finished runs are kept, the same command goes on.")
+        Console(stderr=True).print(stopped)
         raise typer.Exit(130) from None
 
 
@@ -157,12 +333,6 @@ def _integers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def _learning_rate(lr: float) -> float:
-    if not (math.isfinite(lr) and lr > 0):
-        raise ValueError(f"--lr must be a finite number > 0; got {lr}")
-    return lr
-
-
 def _refuse(message: str) -> NoReturn:
     print(f"fixpoint: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(2)
@@ -171,3 +341,7 @@ def _refuse(message: str) -> NoReturn:
 def main() -> None:
     """Entry point of the command `fixpoint`."""
     app()
+
+
+if __name__ == "__main__":
+    main()

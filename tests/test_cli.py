@@ -36,7 +36,7 @@ def test_help_lists_commands_and_options():
     text = run("compare", "--help").stdout
     for option in (
         *("--dataset", "--solvers", "--backward", "--cell", "--hidden", "--epochs", "--seeds"),
-        *("--out", "--device", "--batch-size", "--lr", "--jobs"),
+        *("--out", "--device", "--batch-size", "--lr", "--jobs", "--models", "--set"),
     ):
         assert option in text
 
@@ -66,14 +66,14 @@ BAD = {
     "fractional seeds": (["--seeds", "1.5"], "--seeds takes whole numbers .* got '1.5'"),
     "no seeds": (["--seeds", ""], "at least one of .*--seeds"),
     "huge seed": (["--seeds", "99999999999999999999"], "--seeds .*99999999999999999999"),
-    "device": (["--device", "gpu"], "--device must be cpu or cuda; got 'gpu'"),
+    "device": (["--device", "gpu"], "value of machine.device .gpu.: expected one of cpu, cuda"),
     "epochs": (["--epochs", "0"], "--epochs.* 1.* 0"),
     "hidden": (["--hidden", "0"], "--hidden.* 1.* 0"),
     "batch size": (["--batch-size", "0"], "--batch-size.* 1.* 0"),
     "jobs": (["--jobs", "0"], "--jobs.* 1.* 0"),
     "epochs as a word": (["--epochs", "two"], "--epochs.*two"),
-    "zero rate": (["--lr", "0"], r"--lr must be a finite number > 0; got 0\.0"),
-    "infinite rate": (["--lr", "inf"], "--lr must be a finite number > 0; got inf"),
+    "zero rate": (["--lr", "0"], r"training.lr must be above 0 and finite; got 0\.0"),
+    "infinite rate": (["--lr", "inf"], "training.lr must be above 0 and finite; got inf"),
     "unknown option": (["--epoch", "1"], "--epoch.*--epochs"),
 }
 

@@ -78,9 +78,10 @@ def test_every_part_of_the_package_has_a_layer():
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_only_plots_imports_matplotlib(path):
+def test_only_plots_and_charts_import_matplotlib(path):
     roots = {name.split(".")[0] for name in imports(path)}
-    assert ("matplotlib" in roots) == (name_of(path) == "fixpoint.analysis.plots")
+    drawing = ("fixpoint.analysis.plots", "fixpoint.analysis.charts")
+    assert ("matplotlib" in roots) == (name_of(path) in drawing)
 
 
 @pytest.mark.parametrize(

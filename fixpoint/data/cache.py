@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-Schema = Mapping[str, tuple[str, tuple[int, ...]]]  # array name -> dtype, shape
+from fixpoint.data.checks import Arrays, Schema, check_schema
+from fixpoint.data.damage import one_line
 
 _REPLACE = "replace it by a fresh copy"
 
@@ -52,23 +53,51 @@ def read_npz(path: Path, schema: Schema) -> dict[str, np.ndarray]:
     Raises:
         ValueError: the file is truncated or corrupt, or an array is missing or differs.
     """
-    try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise zipfile.BadZipFile("no .npz file, or its end is missing")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {key: archive[key] for key in schema if key in archive}
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
-        raise ValueError(f"{path} is truncated or corrupt ({error}); {_REPLACE}") from error
-    missing = [key for key in schema if key not in arrays]
-    if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}; {_REPLACE}")
-    for key, (dtype, shape) in schema.items():
-        array = arrays[key]
-        if array.dtype != dtype or array.shape != shape:
-            raise ValueError(
-                f"{path}: {key} must be {dtype} {shape}, "
-                f"got {array.dtype} {array.shape}; {_REPLACE}"
-            )
+    arrays = read_arrays(path, schema, _REPLACE)
+    check_schema(arrays, schema, str(path), _REPLACE)
     return arrays
+
+
+def read_arrays(path: Path, keys: Iterable[str], advice: str) -> dict[str, np.ndarray]:
+    """Those arrays of an .npz file that have one of some names, as they are.
+
+    Raises:
+        ValueError: the file is truncated, corrupt, or holds Python objects.
+    """
+    with path.open("rb") as file, one_line(path, advice, also=(ValueError,)):
+        if not zipfile.is_zipfile(file):
+            raise zipfile.BadZipFile("no .npz file, or its end is missing")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            return {key: archive[key] for key in keys if key in archive}
+
+
+def write_npz(path: Path, arrays: Arrays) -> None:
+    """Write a file that is whole from the moment it has its name.
+
+    Raises:
+        OSError: the folder cannot be written.
+
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     write_npz(Path(name, "new", "a.npz"), {"x": np.zeros(3)})
+    ...     sorted(path.name for path in Path(name).rglob("*"))
+    ['a.npz', 'new']
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,139 +1,182 @@
-"""A labelled set of sequences, and what is done to it before training."""
+"""A labelled set of sequences, or a stream of tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-_CHUNK = 1024  # windows converted to float64 at a time
+Kind = Literal["classification", "tokens", "language-model"]
+PARTS = ("train", "valid", "test")
+
+_INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
+_STORED: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
+    "classification": (
+        "float32 (N, T, d), or the same shape as float16, int16 or uint8",
+        (torch.float32, torch.float16, torch.int16, torch.uint8),
+    ),
+    "tokens": ("integers (N, T)", _INTEGERS),
+    "language-model": ("integers (N,)", _INTEGERS),
+}
+_AXES = {"classification": 3, "tokens": 2, "language-model": 1}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Dataset:
-    """Sequences of equal length with one class each, split into train and test.
+    """Sequences with one class each, or a stream of tokens, split into train, valid and test.
+
+    Of the kind "classification" are sequences of vectors of equal length, of the kind "tokens"
+    texts of at most T words, of the kind "language-model" one stream, in which each token is to be
+    predicted from those before it. Large sets stay as small as their file: `inputs` makes of some
+    rows what a model takes.
 
     Args:
-        name: name in `fixpoint.data.DATASETS`.
-        x_train, x_test: windows (N, T, d), float32.
-        y_train, y_test: class of each window (N,), int64, in `range(len(classes))`.
-        classes: name of each class.
-        groups_train, groups_test: who produced each window (N,), int64, e.g. the subject; None
-            where unknown. Windows of one group are not independent: split by group, not by window.
+        name: name in `fixpoint.data.DATASETS`, or of the user's file.
+        kind: see above.
+        x_train, x_valid, x_test: sequences (N, T, d), float32, or float16, int16 or uint8 of large
+            sets; "tokens": word ids (N, T), integers, 0 after the end; "language-model": the stream
+            without its last token (N,).
+        y_train, y_valid, y_test: class of each sequence (N,), int64, in `range(len(classes))`;
+            "language-model": the next token (N,).
+        classes: name of each class; "language-model": the vocabulary.
+        lengths_train, lengths_valid, lengths_test: "tokens": words of each text (N,), int64.
+        vocabulary: "tokens" and "language-model": the word of each id.
+        groups_train, groups_valid, groups_test: who produced each sequence (N,), int64, e.g. the
+            subject; None where unknown. Sequences of one group are not independent: split by
+            group, not by sequence.
+        scale, shift: a stored number times `scale` plus `shift` is the value; float32, each of a
+            shape that broadcasts to (T, d). None: 1 and 0.
+        subset: what is missing of the full data set; empty where it is complete.
         licence: terms of use.
         citation: what to cite.
+
+    Valid is None where there is no official one: see `validation_split`.
 
     Raises:
         ValueError: shapes, dtypes or labels do not fit together.
 
     >>> from fixpoint.data import load_dataset
     >>> load_dataset("har2-sample")
-    Dataset(har2-sample: 756 train + 324 test windows of 128 steps x 9 channels, 2 classes)
+    Dataset(har2-sample (subset): 756 train + 324 test windows of 128 steps x 9 channels, 2 classes)
     """
 
     name: str
+    kind: Kind = "classification"
     x_train: Tensor
     y_train: Tensor
+    x_valid: Tensor | None = None
+    y_valid: Tensor | None = None
     x_test: Tensor
     y_test: Tensor
     classes: tuple[str, ...]
+    lengths_train: Tensor | None = None
+    lengths_valid: Tensor | None = None
+    lengths_test: Tensor | None = None
+    vocabulary: tuple[str, ...] = ()
     groups_train: Tensor | None = None
+    groups_valid: Tensor | None = None
     groups_test: Tensor | None = None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    subset: str = ""
     licence: str
     citation: str
 
     def __post_init__(self) -> None:
-        self._check("train", self.x_train, self.y_train, self.groups_train)
-        self._check("test", self.x_test, self.y_test, self.groups_test)
-        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+        if self.kind not in _AXES:
             raise ValueError(
-                f"{self.name}: train and test windows must have one (T, d), "
-                f"got {tuple(self.x_train.shape[1:])} and {tuple(self.x_test.shape[1:])}"
+                f"{self.name}: kind must be one of {', '.join(_AXES)}, got {self.kind!r}"
             )
+        for part in self.parts:
+            self._check(part)
+        shapes = {part: tuple(getattr(self, f"x_{part}").shape[1:]) for part in self.parts}
+        for part, shape in shapes.items():
+            if shape != shapes["train"]:
+                raise ValueError(
+                    f"{self.name}: train and {part} windows must have one (T, d), "
+                    f"got {shapes['train']} and {shape}"
+                )
 
-    def _check(self, part: str, x: Tensor, y: Tensor, groups: Tensor | None) -> None:
-        if x.ndim != 3 or x.dtype != torch.float32:
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Those of train, valid and test that are there."""
+        return PARTS if self.x_valid is not None else ("train", "test")
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """What a model takes, of some rows of `x_train`, `x_valid` or `x_test`.
+
+        Returns:
+            float32 values (B, T, d) in the units of the data, or normalised where `normalise` was
+            called; int64 ids, of the shape of `x`, where the data are tokens.
+
+        >>> from fixpoint.data import load_dataset
+        >>> data = load_dataset("har2-sample")
+        >>> data.inputs(data.x_train[:4]).shape
+        torch.Size([4, 128, 9])
+        """
+        if self.kind != "classification":
+            return x.long()
+        x = x.float()
+        if self.scale is not None:
+            x = x * self.scale
+        return x if self.shift is None else x + self.shift
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same data with all tensors on a device.
+
+        >>> from fixpoint.data import load_dataset
+        >>> load_dataset("har2-sample").to("cpu").x_test.device
+        device(type='cpu')
+        """
+        tensors: dict[str, Any] = {
+            field.name: value.to(device)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), Tensor)
+        }
+        return replace(self, **tensors)
+
+    def _check(self, part: str) -> None:
+        x = getattr(self, f"x_{part}")
+        expected, dtypes = _STORED[self.kind]
+        if x.ndim != _AXES[self.kind] or x.dtype not in dtypes:
             raise ValueError(
-                f"{self.name}: x_{part} must be float32 (N, T, d), got {x.dtype} {tuple(x.shape)}"
+                f"{self.name}: x_{part} must be {expected}, got {x.dtype} {tuple(x.shape)}"
             )
-        for key, ids in (("y", y), ("groups", groups)):
+        for key in ("y", "groups", "lengths"):
+            ids = getattr(self, f"{key}_{part}")
+            if ids is None and key == "groups":
+                continue
+            if ids is None and (key == "y" or self.kind == "tokens"):
+                raise ValueError(f"{self.name}: x_{part} needs {key}_{part} beside it, got None")
             if ids is not None and (ids.shape != x.shape[:1] or ids.dtype != torch.int64):
                 raise ValueError(
                     f"{self.name}: {key}_{part} must be int64 ({len(x)},), one for each window, "
                     f"got {ids.dtype} {tuple(ids.shape)}"
                 )
-        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(self.classes):
+        self._check_range(f"y_{part}", getattr(self, f"y_{part}"), len(self.classes), "classes")
+        if self.kind != "classification":
+            self._check_range(f"x_{part}", x, len(self.vocabulary), "words")
+
+    def _check_range(self, key: str, ids: Tensor, count: int, of: str) -> None:
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
             raise ValueError(
-                f"{self.name}: y_{part} must lie in 0..{len(self.classes) - 1} for "
-                f"{len(self.classes)} classes, got {int(y.min())}..{int(y.max())}"
+                f"{self.name}: {key} must lie in 0..{count - 1} for {count} {of}, "
+                f"got {int(ids.min())}..{int(ids.max())}"
             )
 
     def __repr__(self) -> str:
-        _, steps, channels = self.x_train.shape
-        return (
-            f"Dataset({self.name}: {len(self.x_train)} train + {len(self.x_test)} test windows of "
-            f"{steps} steps x {channels} channels, {len(self.classes)} classes)"
-        )
-
-
-def drop_nonfinite(dataset: Dataset) -> tuple[Dataset, int]:
-    """Leave out the training windows that hold NaN or inf, and say how many they were.
-
-    Test windows stay: a model has to answer for each of them.
-    """
-    keep = _finite(dataset.x_train)
-    groups = dataset.groups_train
-    kept = replace(
-        dataset,
-        x_train=dataset.x_train[keep],
-        y_train=dataset.y_train[keep],
-        groups_train=None if groups is None else groups[keep],
-    )
-    return kept, int((~keep).sum())
-
-
-def normalise(dataset: Dataset, per: Literal["column", "channel"] = "column") -> Dataset:
-    """Shift and scale train and test to zero mean and unit (population) s.d. on train.
-
-    The statistics come from the finite training windows alone, in float64. A s.d. below 1e-6
-    counts as 1, so a constant column becomes 0.
-
-    Args:
-        dataset: the data, in its own units.
-        per: "column" takes one mean and s.d. for each (time step, channel), as FastGRNN does;
-            "channel" takes one for each channel, over time and windows, which keeps the shape of
-            a window in time.
-
-    Raises:
-        ValueError: another `per`, or no finite training window.
-
-    Source: Kusupati et al., 2018, FastGRNN: A Fast, Accurate, Stable and Tiny Kilobyte Sized Gated
-    Recurrent Neural Network ("zero mean - unit variance"); columns and floor as in its EdgeML code.
-    """
-    if per not in ("column", "channel"):
-        raise ValueError(f"per must be 'column' or 'channel', got {per!r}")
-    x = dataset.x_train[_finite(dataset.x_train)]
-    if len(x) == 0:
-        raise ValueError(
-            f"{dataset.name}: at least one training window without NaN or inf is needed, "
-            f"got none of {len(dataset.x_train)}; check the file it was read from"
-        )
-    over = (0,) if per == "column" else (0, 1)
-    count = len(x) if per == "column" else len(x) * x.shape[1]
-    chunks = x.split(_CHUNK)
-    mean = torch.stack([chunk.double().sum(over) for chunk in chunks]).sum(0) / count
-    squares = torch.stack([(chunk.double() - mean).square().sum(over) for chunk in chunks]).sum(0)
-    std = (squares / count).sqrt()
-    shift, scale = mean.float(), torch.where(std < 1e-6, 1.0, std).float()
-    return replace(
-        dataset,
-        x_train=(dataset.x_train - shift) / scale,
-        x_test=(dataset.x_test - shift) / scale,
-    )
-
-
-def _finite(x: Tensor) -> Tensor:
-    """Which windows of x (N, T, d) hold neither NaN nor inf, (N,) bool."""
-    return x.isfinite().flatten(1).all(1)
+        counts = " + ".join(f"{len(getattr(self, f'y_{part}'))} {part}" for part in self.parts)
+        shape = self.x_train.shape
+        if self.kind == "classification":
+            what = f"windows of {shape[1]} steps x {shape[2]} channels, {len(self.classes)} classes"
+        elif self.kind == "tokens":
+            what = (
+                f"texts of at most {shape[1]} of {len(self.vocabulary)} words, "
+                f"{len(self.classes)} classes"
+            )
+        else:
+            what = f"predictions of the next of {len(self.vocabulary)} words"
+        subset = " (subset)" if self.subset else ""
+        return f"Dataset({self.name}{subset}: {counts} {what})"

@@ -6,7 +6,8 @@
   in the order of `CHANNELS`; windows of 2.56 s at 50 Hz, each half overlapping the next;
 - `y_train`, `y_test` uint8: activity 0..5, one less than in `y_train.txt` and `y_test.txt`;
 - `y2_train`, `y2_test` uint8: `HAR2_CLASS[y]`;
-- `subject_train`, `subject_test` uint8: subject 1..30. No subject is on both sides.
+- `subject_train`, `subject_test` uint8: subject 1..30. No subject is on both sides;
+- `channels` (9,), `activities` (6,), `har2_map` (6,): the names, and the class of each activity.
 
 The two classes are {sitting, laying, walking upstairs}, called 1 by our choice, and {standing,
 walking, walking downstairs}, 0.
@@ -17,18 +18,36 @@ Fast, Accurate, Stable and Tiny Kilobyte Sized Gated Recurrent Neural Network, s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fixpoint.data.cache import Schema, find, read_npz
+from fixpoint.data.cache import read_npz
+from fixpoint.data.checks import Arrays, check_counts
 from fixpoint.data.dataset import Dataset
-
-URL = (
-    "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip"
+from fixpoint.data.har_archive import (
+    ACTIVITIES,
+    CHANNELS,
+    COUNTS,
+    HAR2_CLASS,
+    SCHEMA,
+    SOURCE,
+    URL,
 )
+
+__all__ = [
+    "ACTIVITIES",
+    "CHANNELS",
+    "HAR2_CLASS",
+    "HAR2_CLASSES",
+    "URL",
+    "har2",
+    "har6",
+    "har_dataset",
+    "read_har",
+]
+
 LICENCE = (
     "CC BY 4.0 (UCI repository); the archive's README adds: 'Any commercial use is prohibited.'"
 )
@@ -37,40 +56,10 @@ CITATION = (
     "Activity Recognition Using Smartphones. ESANN 2013. Data: doi:10.24432/C54S4K"
 )
 
-ACTIVITIES = (
-    "walking",
-    "walking_upstairs",
-    "walking_downstairs",
-    "sitting",
-    "standing",
-    "laying",
-)
-HAR2_CLASS = (0, 1, 0, 1, 0, 1)  # of each activity
 HAR2_CLASSES = (
     "walking|walking_downstairs|standing",
     "walking_upstairs|sitting|laying",
 )
-# body and total acceleration in g, angular velocity in rad/s
-CHANNELS = tuple(
-    f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
-)
-
-_SCHEMA: Schema = {
-    f"{key}_{part}": (dtype, (rows, *shape))
-    for part, rows in (("train", 7352), ("test", 2947))
-    for key, dtype, shape in (
-        ("x", "float32", (128, 9)),
-        ("y", "uint8", ()),
-        ("y2", "uint8", ()),
-        ("subject", "uint8", ()),
-    )
-}
-_COUNTS = {
-    "y_train": [1226, 1073, 986, 1286, 1374, 1407],
-    "y_test": [496, 471, 420, 491, 532, 537],
-    "y2_train": [3586, 3766],
-    "y2_test": [1448, 1499],
-}
 
 
 def har2() -> Dataset:
@@ -95,20 +84,14 @@ def har6() -> Dataset:
 
 def read_har(path: Path | None = None) -> dict[str, np.ndarray]:
     """Arrays of har.npz, as this module describes them; `path` None looks in the data folder."""
-    path = path or find("har.npz", f"make it from {URL} as help('fixpoint.data.har') describes")
-    arrays = read_npz(path, _SCHEMA)
-    for key, expected in _COUNTS.items():
-        counts = np.bincount(arrays[key]).tolist()
-        if counts != expected:
-            raise ValueError(
-                f"{path}: the classes of {key} must have {expected} windows, got {counts}; "
-                f"make it again from {URL}"
-            )
+    path = path or SOURCE.find()[0]
+    arrays = read_npz(path, SCHEMA)
+    check_counts(arrays, COUNTS, str(path), f"make it again from {URL}")
     return arrays
 
 
 def har_dataset(
-    name: str, arrays: Mapping[str, np.ndarray], *, labels: str, classes: tuple[str, ...]
+    name: str, arrays: Arrays, *, labels: str, classes: tuple[str, ...], subset: str = ""
 ) -> Dataset:
     """The data set whose classes are the arrays `labels`_train and `labels`_test."""
 
@@ -124,6 +107,7 @@ def har_dataset(
         classes=classes,
         groups_train=int64("subject_train"),
         groups_test=int64("subject_test"),
+        subset=subset,
         licence=LICENCE,
         citation=CITATION,
     )

@@ -19,8 +19,10 @@ from fixpoint.models.fastrnn import FastRNN, FastRNNCell
 from fixpoint.models.fused import fused_scan, plain_scan
 from fixpoint.models.gated import gated_scan, plain_gated_scan
 from fixpoint.models.holding import held
+from fixpoint.models.language_model import LanguageModel
 from fixpoint.models.norm_bound import contract
 from fixpoint.models.recurrent import Recurrent, RecurrentCell
+from fixpoint.models.recurrent_dropout import RecurrentDropout
 from fixpoint.models.scan import Trajectory, check_pair, scan
 from fixpoint.models.spectral import SpectralRNN, SpectralRNNCell
 from fixpoint.models.ugrnn import UGRNN, UGRNNCell
@@ -41,10 +43,12 @@ __all__ = [
     "FastRNNCell",
     "IdentityFeedbackCell",
     "JordanCell",
+    "LanguageModel",
     "LastStateClassifier",
     "LinearCell",
     "Recurrent",
     "RecurrentCell",
+    "RecurrentDropout",
     "SelfFeedbackCell",
     "SpectralRNN",
     "SpectralRNNCell",

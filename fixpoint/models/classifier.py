@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fixpoint.models.recurrent import Recurrent
@@ -16,19 +17,34 @@ class LastStateClassifier(nn.Module):
         layer: recurrent layer called as `output, h_n = layer(x)`.
         hidden_size: units n of its state.
         classes: number of classes.
+        vocabulary: number of words where x holds words; they are embedded in as many features as
+            the layer has inputs, here `hidden_size`.
     """
 
-    def __init__(self, layer: nn.Module, hidden_size: int, classes: int) -> None:
+    def __init__(
+        self, layer: nn.Module, hidden_size: int, classes: int, *, vocabulary: int | None = None
+    ) -> None:
         super().__init__()
         self.layer: Any = layer
         self.head = nn.Linear(hidden_size, classes)
+        self.embedding = None if vocabulary is None else nn.Embedding(vocabulary, hidden_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits, (B, classes), of x, (B, T, d)."""
-        if isinstance(self.layer, Recurrent):
-            return self.head(self.layer.last_output(x))
-        output, _ = self.layer(x)
-        return self.head(output[:, -1])
+    def features(self, x: Tensor) -> Tensor:
+        """What the layer gets, (B, T, d)."""
+        return x if self.embedding is None else self.embedding(x)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Logits, (B, classes), of x, (B, T, d), or words (B, T).
+
+        With `lengths`, (B,), the last state is that after so many time steps, at least one.
+        """
+        if lengths is None and isinstance(self.layer, Recurrent):
+            return self.head(self.layer.last_output(self.features(x)))
+        output, _ = self.layer(self.features(x))
+        if lengths is None:
+            return self.head(output[:, -1])
+        rows = torch.arange(len(output), device=output.device)
+        return self.head(output[rows, lengths.clamp_min(1) - 1])
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -1,125 +1,118 @@
-"""`fixpoint compare`: run a grid, print its table, draw the convergence condition."""
+"""`fixpoint compare`: run a grid, print its tables, draw the convergence condition."""
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
-import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
+from fixpoint.training.checkpoint import replace_file
 from fixpoint.training.fit import Epoch
-from fixpoint.training.grid import make_grid
-from fixpoint.training.records import Record, Records
-from fixpoint.training.run import Run, build
+from fixpoint.training.prepare import preparer
+from fixpoint.training.progress import RunProgress, run_name
+from fixpoint.training.recipe import Recipe
+from fixpoint.training.records import Record, Records, open_records
+from fixpoint.training.report import render
+from fixpoint.training.run import build, make_fabric
 from fixpoint.training.table import comparison_table, findings
-from fixpoint.training.workers import prepared, run_all
+from fixpoint.training.workers import run_all
 
 
-def compare(console: Console, *, out: Path, jobs: int, **options: Any) -> list[Record]:
+def compare(console: Console, runs: list[Recipe], *, out: Path, jobs: int) -> list[Record]:
     """Run what is not finished yet and show everything.
+
+    Pairs of cell, solver and backward that make no sense are left out and named, unless nothing
+    else was asked for.
 
     Args:
         console: where to print.
-        out: folder of `runs.jsonl` and `contraction.png`.
+        runs: see `make_grid`.
+        out: folder of `runs.jsonl`, `report.html`, `contraction.png` and the checkpoints.
         jobs: runs at a time.
-        options: see `make_grid`.
 
     Raises:
-        ValueError: an option is wrong or a pair refused; nothing has been run then.
+        ValueError: an option is wrong, or no run is left; nothing has been run then.
         OSError: a data file is missing, or `out` cannot be written.
     """
-    runs = make_grid(**options)
     if not runs:
         raise ValueError("no run to make: give at least one of --solvers and of --seeds")
-    _check_device(runs[0].device)
-    data, dropped = prepared(runs[0])
-    for run in runs:
-        build(run, data)
-    if not runs[0].batch_size >= 1:
-        raise ValueError(f"--batch-size must be at least 1; got {runs[0].batch_size}")
-    records = _open(out)
-    console.print(f"{data!r}, normalised per {runs[0].normalise}", highlight=False)
-    if dropped:
-        console.print(f"{dropped} training windows hold NaN or inf and are left out")
-    todo = [run for run in runs if run.key not in records.by_key]
-    if len(todo) < len(runs):
-        console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are already in {records.path}")
-    failed = _run_missing(console, todo, jobs, records)
-    done = [records.by_key[run.key] for run in runs if run.key in records.by_key]
-    if done:
-        console.print(comparison_table(done))
-        for record in done:
-            if record["run"]["seed"] == runs[0].seed:
-                console.print(findings(record), highlight=False, soft_wrap=True)
-        figure = _draw(done, out)
-        console.print(f"Results: {records.path}   Figure: {figure}", soft_wrap=True)
-    if failed:
-        raise ValueError(f"{len(failed)} of {len(runs)} runs failed: " + "; ".join(failed))
+    make_fabric(runs[0].machine)
+    if runs[0].machine.devices > 1:
+        raise ValueError(
+            "fixpoint compare takes one device a run: use --jobs for several at a time"
+        )
+    runs = _buildable(console, runs)
+    records = open_records(out)
+    done = run_missing(console, runs, records, out=out, jobs=jobs)
+    show(console, done, out)
+    if len(done) < len(runs):
+        raise ValueError(f"{len(runs) - len(done)} of {len(runs)} runs failed, see above")
     return done
 
 
-def _open(out: Path) -> Records:
-    try:
-        return Records(out)
-    except OSError as error:
-        raise OSError(
-            f"--out must be a folder that can be written; {out} cannot ({error.strerror}): give "
-            "another one"
-        ) from None
-
-
-def _check_device(device: str) -> None:
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"--device must be cpu or cuda; got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda needs a CUDA device and a CUDA build of torch: use cpu")
-
-
-def _run_missing(console: Console, todo: list[Run], jobs: int, records: Records) -> list[str]:
-    """Run, record each run as it ends, and return what went wrong."""
-    failed = []
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("epochs"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=console) as progress:
-        tasks = {
-            run: progress.add_task(_name(run), total=run.epochs, start=False, note="")
-            for run in todo
-        }
-        for run, event in run_all(todo, jobs):
-            task = tasks[run]
+def run_missing(
+    console: Console, runs: list[Recipe], records: Records, *, out: Path, jobs: int
+) -> list[Record]:
+    """The records of those runs that ended well, after running what is not in `records`."""
+    todo = [run for run in runs if run.key not in records.by_key]
+    if len(todo) < len(runs):
+        console.print(
+            f"{len(runs) - len(todo)} of {len(runs)} runs are already in {records.path}",
+            soft_wrap=True,
+        )
+    with RunProgress(console) as progress:
+        tasks = {run: progress.add(run) for run in todo}
+        for run, event in run_all(todo, jobs, out):
             if isinstance(event, Epoch):
-                progress.start_task(task)
-                note = f"loss {event.train_loss:.3f}  test {event.accuracy:.1f} %"
-                progress.update(task, completed=event.number, note=note)
+                progress.advance(tasks[run], event)
             elif isinstance(event, dict):
                 records.append(event)
-                progress.stop_task(task)
+                progress.stop(tasks[run])
             else:
-                failed.append(f"{_name(run)}: {event}")
-                progress.update(task, note="failed")
-                progress.stop_task(task)
-    return failed
+                console.print(f"{run_name(run)} failed: {event}", highlight=False, soft_wrap=True)
+                progress.stop(tasks[run], "failed")
+    return [records.by_key[run.key] for run in runs if run.key in records.by_key]
 
 
-def _name(run: Run) -> str:
-    return f"{run.label}, {run.backward}, seed {run.seed}"
+def show(console: Console, records: list[Record], out: Path) -> None:
+    """A table for each data set, what the numbers mean, and the figure of the condition."""
+    for dataset in dict.fromkeys(r["run"]["dataset"] for r in records):
+        console.print(comparison_table([r for r in records if r["run"]["dataset"] == dataset]))
+    solved = [r for r in records if r["contraction"]]
+    for record in solved:
+        if record["run"]["seed"] == records[0]["run"]["seed"]:
+            console.print(findings(record), highlight=False, soft_wrap=True)
+    if records:
+        figure = f"   Figure: {_draw(solved, out)}" if solved else ""
+        page = out / "report.html"
+        replace_file(page, render(records).encode())
+        console.print(f"Results: {out / 'runs.jsonl'}{figure}   Report: {page}", soft_wrap=True)
+
+
+def _buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
+    """The runs whose model can be built; the others are named, each reason once."""
+    prepared, shown = preparer(), set()
+    good: list[Recipe] = []
+    refused: list[ValueError] = []
+    for run in runs:
+        data, dropped = prepared(run)
+        if run.data not in shown:
+            shown.add(run.data)
+            console.print(f"{data!r}, normalised per {run.data.normalise}", highlight=False)
+            if dropped:
+                console.print(f"{dropped} training windows hold NaN or inf and are left out")
+        try:
+            build(run, data)
+            good.append(run)
+        except ValueError as error:
+            if str(error) not in map(str, refused):
+                refused.append(error)
+    if not good:
+        raise refused[0]
+    for reason in refused:
+        console.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
+    return good
 
 
 def _draw(records: list[Record], out: Path) -> Path:

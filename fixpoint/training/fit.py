@@ -1,78 +1,135 @@
-"""The training loop of a classifier, on Lightning Fabric."""
+"""The training loop, on Lightning Fabric."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-from fixpoint.data import Dataset
+from fixpoint.training.checkpoint import Checkpoint
+from fixpoint.training.optimisers import Schedule, make_optimizer
+from fixpoint.training.recipe import Training
+from fixpoint.training.tasks import Score, Task
 
 
 class Epoch(NamedTuple):
-    """One epoch: mean training loss, test loss and accuracy after it, training time in seconds."""
+    """What one epoch of training came to.
+
+    number: 1, 2, ..
+    train_loss: mean over its batches, in training mode.
+    test_loss, accuracy, perplexity: of the test part after it; accuracy in percent.
+    seconds: training time, evaluation left out.
+    lr: learning rate during the epoch.
+    valid_loss, valid_score: of the validation part after it.
+    iterations, residual: mean over test states, of a layer that solves for them.
+    peak_memory_mib: so far.
+    """
 
     number: int
     train_loss: float
     test_loss: float
-    accuracy: float
+    accuracy: float | None
+    perplexity: float | None
     seconds: float
+    lr: float
+    valid_loss: float | None = None
+    valid_score: float | None = None
+    iterations: float | None = None
+    residual: float | None = None
+    peak_memory_mib: float | None = None
 
 
 def fit(
     fabric: Fabric,
     model: nn.Module,
-    data: Dataset,
+    task: Task,
+    training: Training,
     *,
-    epochs: int,
-    batch_size: int,
-    lr: float,
-    halve_every: int,
-    seed: int,
+    checkpoint: Checkpoint | None = None,
+    observe: Callable[[], dict[str, Any]] = dict,
 ) -> Iterator[Epoch]:
-    """Train with Adam, the learning rate halved every so many epochs; yield after each epoch.
+    """Train, and yield after each epoch.
 
-    Order of the batches depends on `seed` alone. Batches are index slices of tensors that lie on
-    the device.
+    Order of the batches depends on `training.seed` alone. With a checkpoint that holds epochs,
+    these are yielded first and training goes on after them, bit for bit as if it had not stopped.
+
+    Args:
+        checkpoint: where to save after each epoch, before it is yielded.
+        observe: called after each epoch, gives further fields of `Epoch`.
+
+    Raises:
+        OSError: a checkpoint cannot be written; the one before it is kept.
     """
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    optimizer = make_optimizer(model.parameters(), training)
     wrapped, optimizer = fabric.setup(model, optimizer)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, halve_every, gamma=0.5)
-    order = torch.Generator().manual_seed(seed)
-    x, y, x_test, y_test = (
-        fabric.to_device(part) for part in (data.x_train, data.y_train, data.x_test, data.y_test)
-    )
-    for number in range(1, epochs + 1):
-        start = time.perf_counter()
+    schedule = Schedule(optimizer, training)
+    order = torch.Generator().manual_seed(training.seed)
+    state = {"optimizer": optimizer, "schedule": schedule.scheduler, "order": order}
+    history = [Epoch(**e) for e in checkpoint.load(fabric, model, state)] if checkpoint else []
+    yield from history
+    while len(history) < training.epochs and not _stopped(history, task, training):
+        start, lr = time.perf_counter(), optimizer.param_groups[0]["lr"]
         wrapped.train()
-        total = torch.zeros((), device=fabric.device)
-        for rows in torch.randperm(len(x), generator=order).split(batch_size):
-            rows = rows.to(fabric.device)
-            loss = F.cross_entropy(wrapped(x[rows]), y[rows])
+        total, count = torch.zeros((), device=fabric.device), 0
+        for loss, weight in task.losses(wrapped, order):
             optimizer.zero_grad()
             fabric.backward(loss)
+            if training.clip is not None:
+                fabric.clip_gradients(
+                    wrapped, optimizer, max_norm=training.clip, error_if_nonfinite=False
+                )
             optimizer.step()
-            total += loss.detach() * len(rows)
-        schedule.step()
-        train_loss = (total / len(x)).item()
+            total += loss.detach() * weight
+            count += weight
+        mean: Any = fabric.all_reduce(total / count, reduce_op="mean")
         seconds = time.perf_counter() - start
-        yield Epoch(number, train_loss, *evaluate(wrapped, x_test, y_test), seconds)
+        valid = task.score(wrapped, "valid") if task.data.x_valid is not None else None
+        schedule.step(valid.loss if valid else None)
+        test = task.score(wrapped, "test")
+        epoch = _epoch(len(history) + 1, mean.item(), test, valid, task, seconds, lr)
+        history.append(epoch._replace(**observe()))
+        if checkpoint:
+            best = valid is not None and best_epoch(history, task.metric) == len(history) - 1
+            checkpoint.save(fabric, model, state, [e._asdict() for e in history], best=best)
+        yield history[-1]
 
 
-@torch.no_grad()
-def evaluate(
-    model: nn.Module, x: Tensor, y: Tensor, *, batch_size: int = 512
-) -> tuple[float, float]:
-    """Mean loss and accuracy in percent; windows with non-finite logits count as wrong, and are
-    left out of the loss."""
-    model.eval()
-    logits = torch.cat([model(rows) for rows in x.split(batch_size)])
-    good = logits.isfinite().all(1)
-    loss = F.cross_entropy(logits[good], y[good]).item()
-    right = good & (logits.argmax(1) == y)
-    return loss, 100 * right.double().mean().item()
+def best_epoch(history: list[Epoch], metric: str) -> int:
+    """Index of the first epoch with the best validation score."""
+    sign = 1 if metric == "perplexity" else -1
+    # A score that is no number is None once it has been through JSON.
+    scores = [inf if e.valid_score is None else sign * e.valid_score for e in history]
+    return scores.index(min(scores))
+
+
+def _stopped(history: list[Epoch], task: Task, training: Training) -> bool:
+    if training.stop_after is None or not history:
+        return False
+    return len(history) - 1 - best_epoch(history, task.metric) >= training.stop_after
+
+
+def _epoch(
+    number: int,
+    train_loss: float,
+    test: Score,
+    valid: Score | None,
+    task: Task,
+    seconds: float,
+    lr: float,
+) -> Epoch:
+    values = {"accuracy": None, "perplexity": None, task.metric: test.value}
+    return Epoch(
+        number=number,
+        train_loss=train_loss,
+        test_loss=test.loss,
+        seconds=seconds,
+        lr=lr,
+        valid_loss=valid.loss if valid else None,
+        valid_score=valid.value if valid else None,
+        **values,
+    )

@@ -1,21 +1,21 @@
-"""The runs of a comparison: names from the command line to a list of `Run`."""
+"""The runs of a comparison: names from the command line to a list of recipes."""
 
 from __future__ import annotations
 
 import itertools
-import math
+from dataclasses import replace
+from typing import Any
 
-from fixpoint.models import CELLS
 from fixpoint.names import unknown_name
 from fixpoint.solvers import SOLVERS
-from fixpoint.training.run import BACKWARDS, Run
+from fixpoint.training.factory import BACKWARDS, resolve
+from fixpoint.training.recipe import Recipe
 
 DEFAULT_SOLVERS = ("inexact-newton", "inexact-newton:2", "picard", "anderson", "broyden")
-_MAX_ITER = {"inexact-newton": 1}
 
 
-def parse_solver(spec: str) -> tuple[str, int]:
-    """ "name" or "name:max_iter" as name and number of updates.
+def parse_solver(spec: str) -> tuple[str, int | None]:
+    """ "name" or "name:max_iter" as name and number of updates, None where it is not given.
 
     Raises:
         ValueError: the name is unknown or the number is none.
@@ -24,7 +24,7 @@ def parse_solver(spec: str) -> tuple[str, int]:
     if name not in SOLVERS:
         raise ValueError(unknown_name("solver", name, SOLVERS))
     if not colon:
-        return name, _MAX_ITER.get(name, 30)
+        return name, None
     if not count.isdecimal() or int(count) < 1:
         raise ValueError(
             f"a solver is NAME or NAME:MAX_ITER with MAX_ITER >= 1; got {spec!r}, try {name}:2"
@@ -33,51 +33,48 @@ def parse_solver(spec: str) -> tuple[str, int]:
 
 
 def make_grid(
+    base: Recipe,
     *,
-    dataset: str,
+    datasets: list[str],
+    models: list[str],
     solvers: list[str],
+    cells: list[str] | None,
     backwards: list[str] | None,
-    cell: str | None,
     seeds: list[int],
-    epochs: int,
-    hidden: int,
-    batch_size: int,
-    lr: float,
-    device: str,
-) -> list[Run]:
-    """All combinations, each checked.
+) -> list[Recipe]:
+    """All combinations; solvers, cells and backwards are those of ernn.
 
-    With `backwards` None each solver gets those that make sense; with `cell` None inexact-newton
-    gets the Jordan cell and solvers with a tolerance the self-feedback cell.
+    With `backwards` None each solver gets those that make sense; with `cells` None inexact-newton
+    gets the Jordan cell and solvers with a tolerance the self-feedback cell. The Jordan cell has a
+    U of rank 8 unless `base` has another.
 
     Raises:
-        ValueError: a name is unknown, or a pair that was asked for makes no sense.
+        ValueError: a name is unknown, or an option belongs to another model.
     """
     if backwards == []:
         raise ValueError(f"--backward takes {' or '.join(BACKWARDS)}, or both by comma; got none")
     runs = []
-    for spec, seed in itertools.product(solvers, seeds):
-        solver, max_iter = parse_solver(spec)
-        learned = solver == "inexact-newton"
-        own_cell = cell or ("jordan" if learned else "self-feedback")
-        for backward in backwards or (["unrolled"] if learned else list(BACKWARDS)):
-            runs.append(
-                Run(
-                    dataset=dataset,
-                    solver=solver,
-                    max_iter=max_iter,
-                    backward=backward,
-                    cell=own_cell,
-                    hidden=hidden,
-                    epochs=epochs,
-                    batch_size=batch_size,
-                    lr=lr,
-                    halve_every=max(1, math.ceil(epochs / 3)),
-                    seed=seed,
-                    device=device,
-                )
-            )
+    for dataset, model in itertools.product(datasets, models):
+        options = _ernn_options(base, solvers, cells, backwards) if model == "ernn" else [{}]
+        for own, seed in itertools.product(options, seeds):
+            run = base.changed(dataset=dataset, model=model, seed=seed, **own)
+            runs.append(replace(run, model=resolve(run.model)))
     return list(dict.fromkeys(runs))
 
 
-__all__ = ["BACKWARDS", "CELLS", "DEFAULT_SOLVERS", "make_grid", "parse_solver"]
+def _ernn_options(
+    base: Recipe, solvers: list[str], cells: list[str] | None, backwards: list[str] | None
+) -> list[dict[str, Any]]:
+    options = []
+    for spec in solvers:
+        solver, max_iter = parse_solver(spec)
+        learned = solver == "inexact-newton"
+        for cell in cells or ["jordan" if learned else "self-feedback"]:
+            for backward in backwards or (["unrolled"] if learned else list(BACKWARDS)):
+                own: dict[str, Any] = {"solver": solver, "cell": cell, "backward": backward}
+                if max_iter is not None:
+                    own["max_iter"] = max_iter
+                if cell == "jordan":
+                    own["rank"] = base.model.rank or 8
+                options.append(own)
+    return options

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fixpoint.training.checkpoint import replace_file
+
 Record = dict[str, Any]
 
 
@@ -25,6 +27,12 @@ class Records:
         with self.path.open("a"):
             pass
         self.by_key = {record["key"]: record for record in self._read()}
+
+    def forget(self, key: str) -> None:
+        """Take the records of a key out of the file."""
+        if self.by_key.pop(key, None) is not None:
+            kept = [json.dumps(r, allow_nan=False) + "\n" for r in self._read() if r["key"] != key]
+            replace_file(self.path, "".join(kept).encode())
 
     def append(self, record: Record) -> None:
         """Add a record, on disk before this returns."""
@@ -51,6 +59,22 @@ class Records:
                 )
             records.append(record)
         return records
+
+
+def open_records(out: Path) -> Records:
+    """The records in the folder that --out names.
+
+    Raises:
+        OSError: it cannot be made or written; the message says what to do.
+        ValueError: a line in it is no record.
+    """
+    try:
+        return Records(out)
+    except OSError as error:
+        raise OSError(
+            f"--out must be a folder that can be written; {out} cannot ({error.strerror}): give "
+            "another one"
+        ) from None
 
 
 def _parse(line: str) -> Record | None:

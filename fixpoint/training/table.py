@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 
 from rich import box
@@ -9,9 +10,11 @@ from rich.table import Table
 
 from fixpoint.training.records import Record
 
+_SCORES: dict[str, tuple[tuple[str, str, int], ...]] = {
+    "accuracy": (("last\nacc %", "accuracy_last", 2), ("best\nacc %", "accuracy_best", 2)),
+    "perplexity": (("last\nperp.", "perplexity_last", 2), ("best\nperp.", "perplexity_best", 2)),
+}
 _COLUMNS: tuple[tuple[str, str, int], ...] = (
-    ("last\nacc %", "accuracy_last", 2),
-    ("best\nacc %", "accuracy_best", 2),
     ("train\nloss", "loss", 3),
     ("s per\nepoch", "seconds_per_epoch", 2),
     ("peak\nMiB", "peak_memory_mib", 0),
@@ -24,16 +27,19 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
 
 
 def comparison_table(records: list[Record]) -> Table:
-    """Rows in the order of the records; several seeds of one configuration share a row."""
+    """Rows in the order of the records, all of one data set; several seeds of one configuration
+    share a row."""
+    columns = _SCORES[records[0]["metric"]] + _COLUMNS
     table = Table(title=_title(records), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.padding = (0, 0, 0, 1)
-    table.add_column("solver\ncell, backward", no_wrap=True)
-    for head, _, _ in _COLUMNS:
+    table.add_column("solver or model\ncell, backward", no_wrap=True)
+    for head, _, _ in columns:
         table.add_column(head, justify="right", no_wrap=True)
-    for group in _groups(records):
+    for group in groups(records):
         run = group[0]["run"]
-        cells = [_cell([r[name] for r in group], digits, name) for _, name, digits in _COLUMNS]
-        table.add_row(f"{group[0]['label']}\n{run['cell']}, {run['backward']}", *cells)
+        cells = [_cell([r[name] for r in group], digits, name) for _, name, digits in columns]
+        own = f"\n{run['cell']}, {run['backward']}" if run["cell"] else ""
+        table.add_row(f"{group[0]['label']}{own}", *cells)
     return table
 
 
@@ -41,18 +47,26 @@ def _title(records: list[Record]) -> str:
     run = records[0]["run"]
     seeds = sorted({r["run"]["seed"] for r in records})
     seed = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± s.d."
+    alike = [
+        f"{run[name]} {unit}"
+        for name, unit in (("hidden", "hidden units"), ("epochs", "epochs"))
+        if all(r["run"][name] == run[name] for r in records)
+    ]
     return (
-        f"ERNN on {run['dataset']}, {run['hidden']} hidden units, {run['epochs']} epochs, {seed}; "
+        f"{', '.join([run['dataset'], *alike, seed])}; "
         f"{records[0]['threads']} thread each, torch {records[0]['versions']['torch']}"
     )
 
 
-def _groups(records: list[Record]) -> list[list[Record]]:
-    groups: dict[tuple[object, ...], list[Record]] = {}
+def groups(records: list[Record]) -> list[list[Record]]:
+    """Records that differ in nothing but the seed, together."""
+    found: dict[str, list[Record]] = {}
     for record in records:
-        key = tuple(v for name, v in record["run"].items() if name != "seed")
-        groups.setdefault(key, []).append(record)
-    return list(groups.values())
+        # By the recipe: the period that it chose may differ from seed to seed.
+        settings = record["recipe"] if "recipe" in record else record["run"]
+        key = json.dumps({n: v for n, v in settings.items() if n != "seed"}, sort_keys=True)
+        found.setdefault(key, []).append(record)
+    return list(found.values())
 
 
 def _cell(values: list[float | None], digits: int, name: str) -> str:
@@ -63,7 +77,7 @@ def _cell(values: list[float | None], digits: int, name: str) -> str:
     mean = f"{factor * statistics.fmean(numbers):.{digits}f}"
     if len(numbers) < 2 or name in ("parameters", "size_kb"):
         return mean
-    return f"{mean} ± {factor * statistics.stdev(numbers):.{digits}f}"
+    return f"{mean}\n± {factor * statistics.stdev(numbers):.{digits}f}"
 
 
 def findings(record: Record) -> str:

@@ -7,38 +7,37 @@ import os
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from fixpoint.data import Dataset, drop_nonfinite, load_dataset, normalise
 from fixpoint.training.fit import Epoch
-from fixpoint.training.run import Run, execute
+from fixpoint.training.recipe import Recipe
+from fixpoint.training.train import train_recipe
 
 Outcome = Epoch | dict[str, Any] | str
 """What comes of a run: epochs, at last its record, or the text of its error."""
 
 
-def prepared(run: Run) -> tuple[Dataset, int]:
-    """The normalised data of a run, and how many non-finite training windows were left out."""
-    data, dropped = drop_nonfinite(load_dataset(run.dataset))
-    return normalise(data, run.normalise), dropped  # type: ignore[arg-type]
-
-
-def run_all(runs: list[Run], jobs: int) -> Iterator[tuple[Run, Outcome]]:
+def run_all(
+    runs: list[Recipe], jobs: int, out: Path | None = None
+) -> Iterator[tuple[Recipe, Outcome]]:
     """Execute the runs, at most `jobs` at a time, and yield what happens as it happens.
+
+    Checkpoints are kept in `out`; see `train_recipe`.
 
     On leaving early, by an exception or `close`, the running processes are ended.
     """
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(runs))
-    running: dict[Connection, tuple[Run, Any]] = {}
+    running: dict[Connection, tuple[Recipe, Any]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 run = waiting.pop()
                 here, there = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(run, there), daemon=True)
+                process = context.Process(target=_work, args=(run, out, there), daemon=True)
                 process.start()
                 there.close()
                 running[here] = (run, process)
@@ -59,15 +58,17 @@ def run_all(runs: list[Run], jobs: int) -> Iterator[tuple[Run, Outcome]]:
             process.terminate()
 
 
-def _work(run: Run, events: Connection) -> None:
+def _work(run: Recipe, out: Path | None, events: Connection) -> None:
     # A closed pipe means that the parent is gone: sending then ends this process too.
     torch.set_num_threads(1)
     try:
-        events.send(execute(run, prepared(run)[0], events.send))
+        events.send(train_recipe(run, out, events.send))
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:
         os._exit(1)
+    except OSError as error:  # says what to do
+        events.send(error.strerror or str(error))
     except Exception as error:
         traceback.print_exc()
         events.send(f"{type(error).__name__}: {error}")

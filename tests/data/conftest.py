@@ -1,3 +1,6 @@
+import functools
+
+import numpy as np
 import pytest
 
 from fixpoint.data import Dataset, load_dataset
@@ -6,13 +9,38 @@ from fixpoint.data.har import read_har
 from fixpoint.data.sample import read_sample
 
 
+def full_file(name):
+    """Path of a file of the full data; without it the test is skipped."""
+    path = folder() / name
+    if not path.is_file():
+        pytest.skip(f"needs the full data: {path} is not there (see FIXPOINT_DATA)")
+    return path
+
+
 @pytest.fixture(scope="session")
 def full_har():
     """Arrays of the full har.npz."""
-    path = folder() / "har.npz"
-    if not path.is_file():
-        pytest.skip(f"needs the full data: {path} is not there (see FIXPOINT_DATA)")
-    return read_har(path)
+    return read_har(full_file("har.npz"))
+
+
+@pytest.fixture(scope="session")
+def full_path():
+    return full_file
+
+
+@pytest.fixture(scope="session")
+def full():
+    """Arrays of a file of the full data, not to be written."""
+
+    @functools.cache
+    def arrays(name):
+        with np.load(full_file(name), allow_pickle=False) as archive:
+            read = dict(archive)
+        for array in read.values():
+            array.flags.writeable = False
+        return read
+
+    return arrays
 
 
 @pytest.fixture(scope="session")

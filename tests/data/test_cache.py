@@ -1,12 +1,15 @@
 """Where files are looked for, and how a bad one is reported."""
 
+import random
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pooch
 import pytest
+from making import damaged
 
-from fixpoint.data.cache import find, folder, read_npz
+from fixpoint.data.cache import find, folder, read_npz, write_npz
 
 SCHEMA = {"x": ("float32", (40, 5)), "y": ("uint8", (40,))}
 REMEDY = "make it from https://example.org/toy.zip"
@@ -129,3 +132,40 @@ def test_another_shape_or_dtype_is_refused(path, arrays, changed, got):
     np.savez_compressed(path, **(arrays | {"x": changed}))
     with pytest.raises(ValueError, match=rf"x must be float32 \(40, 5\), got {got}"):
         read_npz(path, SCHEMA)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_STORED])
+def test_whatever_is_damaged_gets_one_line(tmp_path, arrays, method):
+    path = tmp_path / "toy.npz"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for key, array in arrays.items():
+            with archive.open(f"{key}.npy", "w") as file:
+                np.lib.format.write_array(file, array)
+    whole, chance, messages = path.read_bytes(), random.Random(0), []
+    for _ in range(200):
+        path.write_bytes(damaged(whole, chance))
+        try:
+            found = read_npz(path, SCHEMA)
+        except ValueError as error:
+            messages.append(str(error))
+        else:
+            for key, array in arrays.items():
+                np.testing.assert_array_equal(found[key], array)
+    assert len(messages) > 100
+    for message in messages:
+        assert "\n" not in message
+        assert message.endswith("replace it by a fresh copy")
+
+
+def test_a_folder_that_cannot_be_read_is_not_called_damage(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        read_npz(tmp_path, SCHEMA)
+    with pytest.raises(FileNotFoundError):
+        read_npz(tmp_path / "none.npz", SCHEMA)
+
+
+def test_a_file_has_its_name_when_it_is_whole(tmp_path, arrays):
+    path = tmp_path / "new" / "toy.npz"
+    write_npz(path, arrays)
+    np.testing.assert_array_equal(read_npz(path, SCHEMA)["x"], arrays["x"])
+    assert [p.name for p in path.parent.iterdir()] == ["toy.npz"]

@@ -4,27 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from making import D, N, T, make
 
 from fixpoint.data import Dataset, drop_nonfinite, normalise
 
-N, T, D = 50, 6, 3
 EPS = torch.finfo(torch.float32).eps
-
-
-def make(seed=0, **changes):
-    g = torch.Generator().manual_seed(seed)
-    fields = {
-        "name": "toy",
-        "x_train": 5 + 3 * torch.randn(N, T, D, generator=g),
-        "y_train": torch.arange(N) % 2,
-        "x_test": torch.randn(20, T, D, generator=g),
-        "y_test": torch.arange(20) % 2,
-        "classes": ("a", "b"),
-        "groups_train": torch.arange(N),
-        "licence": "none",
-        "citation": "none",
-    }
-    return Dataset(**(fields | changes))
 
 
 @pytest.mark.parametrize(
@@ -133,3 +117,100 @@ def test_repr_is_one_short_line():
     assert repr(make()) == (
         "Dataset(toy: 50 train + 20 test windows of 6 steps x 3 channels, 2 classes)"
     )
+
+
+def small(**changes):
+    """The data of `make` as int16 steps of 0.01."""
+    data = make()
+    steps = {
+        f"x_{part}": (getattr(data, f"x_{part}") * 100).round().to(torch.int16)
+        for part in ("train", "test")
+    }
+    return replace(data, **steps, scale=torch.tensor(0.01), **changes)
+
+
+def test_small_integers_become_values_in_batches():
+    data = small(shift=torch.tensor([1.0, 2.0, 3.0]))
+    expected = data.x_test.double() * 0.01 + torch.tensor([1.0, 2.0, 3.0])
+    assert data.inputs(data.x_test).dtype == torch.float32
+    torch.testing.assert_close(data.inputs(data.x_test).double(), expected, rtol=0, atol=32 * EPS)
+    plain = make()
+    assert plain.inputs(plain.x_test) is plain.x_test
+
+
+@pytest.mark.parametrize("per", ["column", "channel"])
+def test_normalise_leaves_small_integers_small(per):
+    data = small(shift=torch.tensor(0.5))
+    result = normalise(data, per)
+    assert result.x_train is data.x_train
+    values = replace(data, scale=None, shift=None, **{
+        f"x_{part}": data.inputs(getattr(data, f"x_{part}")) for part in ("train", "test")
+    })  # fmt: skip
+    expected = normalise(values, per)
+    for part in ("train", "test"):
+        x = getattr(result, f"x_{part}")
+        torch.testing.assert_close(
+            result.inputs(x), getattr(expected, f"x_{part}"), rtol=0, atol=64 * EPS
+        )
+    assert drop_nonfinite(data) == (data, 0)
+
+
+def test_the_validation_part_is_normalised_too():
+    data = make()
+    whole = replace(data, x_valid=data.x_test, y_valid=data.y_test)
+    result = normalise(whole)
+    assert torch.equal(result.x_valid, result.x_test)
+    assert torch.equal(result.x_train, normalise(data).x_train)
+
+
+def texts(**changes):
+    fields = {
+        "name": "texts",
+        "kind": "tokens",
+        "x_train": torch.tensor([[1, 2, 0], [2, 2, 2]], dtype=torch.int16),
+        "y_train": torch.tensor([0, 1]),
+        "lengths_train": torch.tensor([2, 3]),
+        "x_test": torch.tensor([[2, 0, 0]], dtype=torch.int16),
+        "y_test": torch.tensor([1]),
+        "lengths_test": torch.tensor([1]),
+        "classes": ("a", "b"),
+        "vocabulary": ("<pad>", "x", "y"),
+        "licence": "none",
+        "citation": "none",
+    }
+    return Dataset(**(fields | changes))
+
+
+def test_texts_and_streams():
+    data = texts()
+    assert data.inputs(data.x_train).dtype == torch.int64
+    assert repr(data) == "Dataset(texts: 2 train + 1 test texts of at most 3 of 3 words, 2 classes)"
+    stream = torch.tensor([0, 1, 2, 1])
+    words = ("a", "b", "c")
+    model = texts(kind="language-model", x_train=stream[:-1], y_train=stream[1:], classes=words,
+                  x_test=stream[:-1], y_test=stream[1:], x_valid=stream[:1], y_valid=stream[1:2],
+                  lengths_train=None, lengths_test=None, vocabulary=words,
+                  subset="part")  # fmt: skip
+    assert repr(model) == (
+        "Dataset(texts (subset): 3 train + 1 valid + 3 test predictions of the next of 3 words)"
+    )
+    for data in (texts(), model):
+        with pytest.raises(ValueError, match="texts holds tokens, which are not normalised"):
+            normalise(data)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "images"}, "kind must be one of classification, tokens, language-model, got"),
+        ({"x_test": torch.zeros(1, 3)}, r"x_test must be integers \(N, T\), got torch.float32"),
+        ({"lengths_test": None}, "x_test needs lengths_test beside it"),
+        ({"lengths_train": torch.ones(3).long()}, r"lengths_train must be int64 \(2,\)"),
+        ({"vocabulary": ("<pad>", "x")}, r"x_train must lie in 0\.\.1 for 2 words, got 0\.\.2"),
+        ({"x_valid": torch.zeros(1, 3).short()}, "x_valid needs y_valid beside it"),
+        ({"x_test": torch.zeros(1, 4).short()}, r"one \(T, d\), got \(3,\) and \(4,\)"),
+    ],
+)
+def test_texts_that_do_not_fit_together_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        texts(**changes)

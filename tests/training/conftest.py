@@ -1,8 +1,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
-from fixpoint.data import load_dataset, normalise
+from fixpoint.data import Dataset, load_dataset, normalise
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +19,38 @@ def tiny():
         groups_train=None,
         groups_test=None,
     )
+
+
+@pytest.fixture(scope="session")
+def held_out(tiny):
+    """The same with 40 windows for validation."""
+    return replace(tiny, x_valid=tiny.x_test[:40], y_valid=tiny.y_test[:40])
+
+
+def text_of(train, valid, test, words):
+    """A text in which the words of each part are to be predicted one by one."""
+    parts = {"train": train, "valid": valid, "test": test}
+    return Dataset(
+        name="text",
+        kind="language-model",
+        classes=tuple(map(str, range(words))),
+        vocabulary=tuple(map(str, range(words))),
+        licence="",
+        citation="",
+        **{f"x_{part}": stream[:-1] for part, stream in parts.items()},
+        **{f"y_{part}": stream[1:] for part, stream in parts.items()},
+    )
+
+
+@pytest.fixture(scope="session")
+def text():
+    """400 words drawn at random from 7."""
+    words = torch.randint(7, (401,), generator=torch.Generator().manual_seed(0))
+    return text_of(words, words[:61], words[:84], 7)
+
+
+@pytest.fixture(scope="session")
+def rule():
+    """After word 1 comes 2 or 0, by what was before it."""
+    words = torch.tensor([0, 1, 2, 1] * 200 + [0])
+    return text_of(words, words[:81], words[:81], 3)

@@ -3,7 +3,7 @@
 import json
 import signal
 import subprocess
-import sysconfig
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fixpoint.cli import app
 
-SCRIPT = Path(sysconfig.get_path("scripts")) / "fixpoint"
+COMMAND = [sys.executable, "-m", "fixpoint.cli"]
 SMALL = ["compare", "--hidden", "4", "--epochs", "1", "--jobs", "1"]
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,15 @@ def test_it_ends_well(finished):
     out, result = finished
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
-    assert sorted(path.name for path in out.iterdir()) == ["contraction.png", "runs.jsonl"]
+    names = {path.name for path in out.iterdir()}
+    keys = {json.loads(line)["key"] for line in (out / "runs.jsonl").read_text().splitlines()}
+    assert names == {"contraction.png", "report.html", "runs.jsonl", *keys}
+    for key in keys:
+        assert {path.name for path in (out / key).iterdir()} == {
+            "recipe.toml",
+            "history.csv",
+            "epoch-0001",
+        }
 
 
 def test_one_line_a_run(finished):
@@ -81,7 +89,7 @@ def test_what_is_printed(finished):
     out, result = finished
     text = result.stdout
     assert "756 train + 324 test windows" in text
-    assert "ERNN on har2-sample, 4 hidden units" in text
+    assert "har2-sample, 4 hidden units, 1 epochs, seed 0" in text
     for name in ("inexact-newton K=1", "jordan, unrolled", "self-feedback, implicit"):
         assert name in text
     assert "||I + eta f'|| < 1 at" in text
@@ -109,7 +117,7 @@ def started(out):
     Returns its process and the ids of its children; none are known where there is no /proc.
     """
     process = subprocess.Popen(
-        [SCRIPT, *SMALL, *TWO, "--out", out],
+        [*COMMAND, *SMALL, *TWO, "--out", out],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -164,6 +172,20 @@ def test_stopping_by_hand_keeps_what_is_finished(tmp_path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error.splitlines() == ["Stopped; finished runs are kept, the same command goes on."]
+    assert error.splitlines() == ["Stopped; finished epochs are kept, the same command goes on."]
     assert (tmp_path / "runs.jsonl").read_bytes().count(b"\n") == 1
     assert gone(children)
+
+
+def test_models_beside_each_other_and_pairs_that_make_no_sense_left_out(tmp_path):
+    """Jordan with Picard forgets the past."""
+    arguments = ["--models", "ernn,gru", "--solvers", "inexact-newton,picard", "--cell", "jordan"]
+    arguments += ["--backward", "unrolled", "--set", "clip=1.0"]
+    result = invoke(*arguments, "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "Left out: JordanCell sees" in " ".join(result.stdout.split())
+    records = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [r["label"] for r in records] == ["inexact-newton K=1", "gru"]
+    assert all(r["run"]["clip"] == 1.0 for r in records)
+    assert records[1]["contraction"] is None
+    assert "gru" in result.stdout

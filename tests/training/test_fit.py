@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fixpoint.models import ERNN, LastStateClassifier
-from fixpoint.training import Epoch, evaluate, fit
+from fixpoint.training import Epoch, Recipe, evaluate, fit, make_task
 
 
 def model(seed=0):
@@ -20,9 +20,14 @@ def model(seed=0):
 
 
 def train(network, data, **options):
+    return list(started(network, data, **options))
+
+
+def started(network, data, **options):
     settings = {"epochs": 2, "batch_size": 32, "lr": 1e-2, "halve_every": 1, "seed": 0} | options
+    training = Recipe().changed(**settings).training
     fabric = Fabric(accelerator="cpu", devices=1)
-    return list(fit(fabric, network, data, **settings))
+    return fit(fabric, network, make_task(fabric, data, training), training)
 
 
 def untimed(epochs):
@@ -98,16 +103,7 @@ def test_the_learning_rate_halves(tiny, halve_every, expected):
 def test_each_epoch_is_yielded_when_it_is_done(tiny):
     network = model()
     before = [p.detach().clone() for p in network.parameters()]
-    epochs = fit(
-        Fabric(accelerator="cpu", devices=1),
-        network,
-        tiny,
-        epochs=2,
-        batch_size=200,
-        lr=1e-2,
-        halve_every=1,
-        seed=0,
-    )
+    epochs = started(network, tiny, batch_size=200)
     first = next(epochs)
     assert first.number == 1
     middle = [p.detach().clone() for p in network.parameters()]

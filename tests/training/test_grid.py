@@ -2,28 +2,26 @@
 
 import pytest
 
-from fixpoint.training import build, make_grid
+from fixpoint.training import Recipe, build, make_grid
 from fixpoint.training.grid import DEFAULT_SOLVERS, parse_solver
 
 
 def grid(**options):
     settings = {
-        "dataset": "har2-sample",
+        "base": Recipe().changed(hidden=4),
+        "datasets": ["har2-sample"],
+        "models": ["ernn"],
         "solvers": list(DEFAULT_SOLVERS),
+        "cells": None,
         "backwards": None,
-        "cell": None,
         "seeds": [0],
-        "epochs": 6,
-        "hidden": 4,
-        "batch_size": 128,
-        "lr": 1e-2,
-        "device": "cpu",
-    }
-    return make_grid(**settings | options)
+    } | options
+    return make_grid(settings.pop("base"), **settings)
 
 
 def pairs(runs):
-    return [(run.solver, run.max_iter, run.backward, run.cell) for run in runs]
+    models = [run.model for run in runs]
+    return [(m.solver, m.max_iter, m.backward, m.cell) for m in models]
 
 
 def test_defaults_are_the_pairs_that_make_sense():
@@ -47,24 +45,18 @@ def test_every_default_can_be_built(tiny):
 
 def test_seeds_multiply_the_runs():
     runs = grid(solvers=["picard"], backwards=["implicit"], seeds=[3, 1, 3])
-    assert [run.seed for run in runs] == [3, 1]
+    assert [run.training.seed for run in runs] == [3, 1]
     assert len({run.key for run in runs}) == 2
 
 
 def test_what_is_asked_for_reaches_every_run():
-    for run in grid(hidden=5, epochs=7, batch_size=9, lr=0.5, dataset="har2", device="cuda"):
-        assert (run.hidden, run.epochs, run.batch_size, run.lr) == (5, 7, 9, 0.5)
-        assert (run.dataset, run.device) == ("har2", "cuda")
-    assert pairs(grid(solvers=["picard:7"], backwards=["unrolled"], cell="linear")) == [
+    base = Recipe().changed(hidden=5, epochs=7, batch_size=9, lr=0.5, device="cuda")
+    for run in grid(base=base, datasets=["har2"]):
+        assert run.training == base.training
+        assert (run.model.hidden, run.data.dataset, run.machine.device) == (5, "har2", "cuda")
+    assert pairs(grid(solvers=["picard:7"], backwards=["unrolled"], cells=["linear"])) == [
         ("picard", 7, "unrolled", "linear")
     ]
-
-
-@pytest.mark.parametrize(("epochs", "halve_every"), [(1, 1), (3, 1), (4, 2), (6, 2), (10, 4)])
-def test_the_learning_rate_halves_at_most_twice(epochs, halve_every):
-    (run,) = grid(solvers=["inexact-newton"], epochs=epochs)
-    assert run.halve_every == halve_every
-    assert (epochs - 1) // run.halve_every <= 2
 
 
 @pytest.mark.parametrize(
@@ -74,9 +66,10 @@ def test_the_learning_rate_halves_at_most_twice(epochs, halve_every):
             {"solvers": ["inexact-newton"], "backwards": ["implicit"]},
             r"eta receives no gradient under Implicit: use Unrolled\(\)",
         ),
-        ({"solvers": ["picard"], "cell": "jordan"}, "JordanCell sees .* or the self-feedback cell"),
-        ({"solvers": ["picard"], "cell": "jordon"}, "unknown cell 'jordon'.*mean 'jordan'"),
-        ({"solvers": ["picard"], "backwards": ["implict"]}, "unknown backward.*mean 'implicit'"),
+        (
+            {"solvers": ["picard"], "cells": ["jordan"]},
+            "JordanCell sees .* or the self-feedback cell",
+        ),
     ],
 )
 def test_a_pair_that_was_asked_for_is_refused_when_built(tiny, options, message):
@@ -86,11 +79,39 @@ def test_a_pair_that_was_asked_for_is_refused_when_built(tiny, options, message)
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cells": ["jordon"]}, "unknown cell 'jordon'.*mean 'jordan'"),
+        ({"backwards": ["implict"]}, "unknown backward.*mean 'implicit'"),
+        ({"models": ["lstn"]}, "unknown model.*mean 'lstm'"),
+        ({"solvers": ["picrd"]}, "unknown solver.*mean 'picard'"),
+    ],
+)
+def test_an_unknown_name_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        grid(**options)
+
+
+def test_the_grid_is_the_product():
+    runs = grid(
+        datasets=["har2", "har6"],
+        models=["lstm", "ernn"],
+        solvers=["picard", "anderson"],
+        cells=["self-feedback", "linear"],
+        backwards=["unrolled", "implicit"],
+        seeds=[0, 1],
+    )
+    assert len(runs) == len({run.key for run in runs}) == 2 * 2 * (1 + 2 * 2 * 2)
+    assert [run.label for run in runs[:3]] == ["lstm", "lstm", "picard"]
+    assert {run.model.bound for run in runs if run.model.model == "ernn"} == {0.8}
+
+
+@pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("inexact-newton", ("inexact-newton", 1)),
+        ("inexact-newton", ("inexact-newton", None)),
         ("inexact-newton:3", ("inexact-newton", 3)),
-        ("picard", ("picard", 30)),
+        ("picard", ("picard", None)),
         ("anderson:12", ("anderson", 12)),
     ],
 )

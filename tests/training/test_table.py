@@ -16,6 +16,7 @@ RECORD = {
         "epochs": 6,
         "seed": 0,
     },
+    "metric": "accuracy",
     "accuracy_last": 90.0,
     "accuracy_best": 92.0,
     "loss": 0.25,
@@ -58,15 +59,16 @@ def test_one_row_holds_every_number():
         *("picard", "90.00", "92.00", "0.250", "1.50", "-", "1234", "4.8", "5.2", "0.0005", "99.5")
     ]
     assert "self-feedback, implicit" in text
-    assert "ERNN on har2-sample, 4 hidden units, 6 epochs, seed 0" in text
+    assert "har2-sample, 4 hidden units, 6 epochs, seed 0" in text
 
 
 def test_seeds_share_a_row_as_mean_and_deviation():
     text = shown(RECORD, changed(seed=1, accuracy_last=94.0))
-    rows = [line for line in text.splitlines() if "picard" in line]
-    assert len(rows) == 1
-    assert "92.00 ± 2.83" in rows[0]  # the s.d. of 90 and 94, n - 1 in the denominator
-    assert "1234 ±" not in rows[0]
+    (row,) = [i for i, line in enumerate(text.splitlines()) if "picard" in line]
+    first, second = text.splitlines()[row : row + 2]
+    assert first.split()[1] == "92.00"
+    assert "± 2.83" in second  # the s.d. of 90 and 94, n - 1 in the denominator
+    assert "1234 ±" not in text
     assert "2 seeds" in text
 
 

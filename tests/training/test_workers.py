@@ -2,22 +2,12 @@
 
 import pytest
 
-from fixpoint.training import Epoch, Run
+from fixpoint.training import Epoch, Recipe
 from fixpoint.training.workers import run_all
 
 
 def run(**changes):
-    options = {
-        "dataset": "har2-sample",
-        "solver": "inexact-newton",
-        "max_iter": 1,
-        "backward": "unrolled",
-        "cell": "jordan",
-        "hidden": 4,
-        "epochs": 2,
-        "halve_every": 1,
-    }
-    return Run(**options | changes)
+    return Recipe().changed(**{"hidden": 4, "epochs": 2} | changes)
 
 
 @pytest.mark.slow

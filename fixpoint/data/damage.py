@@ -1,0 +1,60 @@
+"""The one message for a damaged file."""
+
+from __future__ import annotations
+
+import errno
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ADVICE = "get a fresh copy"
+
+_DAMAGE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    EOFError,
+    UnicodeDecodeError,
+    NotImplementedError,  # a compression or version that Python does not have
+    RuntimeError,  # a password is wanted
+    MemoryError,  # a size that cannot be true
+)
+
+
+@contextmanager
+def one_line(
+    title: Path | str, advice: str = ADVICE, *, also: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Turn every error of a damaged archive into a ValueError of one line.
+
+    Args:
+        title: what the message calls the file.
+        advice: what to do about it.
+        also: more exceptions that mean damage.
+
+    Raises:
+        ValueError: the file is damaged.
+
+    >>> with one_line("a.zip"):
+    ...     raise EOFError("ended early")
+    Traceback (most recent call last):
+    ValueError: a.zip is truncated or corrupt (ended early); get a fresh copy
+    """
+    caught: tuple[type[Exception], ...] = (*_DAMAGE, *also)
+    try:
+        yield
+    except caught as error:
+        raise _damaged(title, error, advice) from error
+    except OSError as error:
+        # Of bzip2 and gzip, or a place before the start of a file; others are about the folder.
+        if error.errno not in (None, errno.EINVAL):
+            raise
+        raise _damaged(title, error, advice) from error
+
+
+def _damaged(title: Path | str, error: BaseException, advice: str) -> ValueError:
+    text = " ".join(str(error).split())[:200] or type(error).__name__
+    return ValueError(f"{title} is truncated or corrupt ({text}); {advice}")

@@ -1,0 +1,77 @@
+"""The data sets by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fixpoint.data import dsa, har, mnist, ptb, speech, yelp
+from fixpoint.data.dataset import Dataset
+from fixpoint.data.own import load
+from fixpoint.data.sample import har2_sample
+from fixpoint.data.source import Source
+from fixpoint.data.toy_walks import toy_walks
+from fixpoint.names import unknown_name
+
+DATASETS: dict[str, Callable[[], Dataset]] = {
+    "har2-sample": har2_sample,
+    "toy-walks": toy_walks,
+    "har2": har.har2,
+    "har6": har.har6,
+    "dsa19": dsa.dsa19,
+    "google12": speech.google12,
+    "google30": speech.google30,
+    "pixel-mnist": mnist.pixel_mnist,
+    "permuted-mnist": mnist.permuted_mnist,
+    "yelp5": yelp.yelp5,
+    "ptb": ptb.ptb,
+}
+"""Makes each data set; "har2-sample" and "toy-walks" need no file."""
+
+SOURCES: dict[str, Source] = {
+    "har2": har.SOURCE,
+    "har6": har.SOURCE,
+    "dsa19": dsa.SOURCE,
+    **speech.SOURCES,
+    "pixel-mnist": mnist.SOURCE,
+    "permuted-mnist": mnist.SOURCE,
+    "yelp5": yelp.SOURCE,
+    "ptb": ptb.SOURCE,
+}
+"""Where the file of each other data set comes from."""
+
+
+def load_dataset(name: str) -> Dataset:
+    """Data set of that name, or of a user's own file or folder, in its own units.
+
+    Args:
+        name: name in `DATASETS`, or a path (see `load`). A name goes before a path.
+
+    Raises:
+        ValueError: no data set has that name, or its file is damaged.
+        FileNotFoundError: its file is not there; the message says where to get it.
+
+    >>> load_dataset("toy-walks").x_train.shape
+    torch.Size([10000, 100, 2])
+    """
+    check_name(name)
+    return DATASETS[name]() if name in DATASETS else load(name)
+
+
+def check_name(name: str) -> None:
+    """Refuse what is neither the name of a data set nor a path.
+
+    Raises:
+        ValueError: it lists the known names.
+        FileNotFoundError: it is a path, and nothing is there.
+
+    >>> check_name("har2")
+    """
+    if name in DATASETS or Path(name).expanduser().exists():
+        return
+    if "/" in name or "\\" in name or name.endswith(".npz"):
+        raise FileNotFoundError(
+            f"there is no file or folder {name}: give an .npz file or a folder of CSV files, or "
+            f"one of {', '.join(DATASETS)}"
+        )
+    raise ValueError(unknown_name("data set", name, DATASETS))

@@ -1,0 +1,58 @@
+"""A model of the next word of a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class LanguageModel(nn.Module):
+    """Logits of the next word: embedding, recurrent layer, linear output.
+
+    The embedding has as many features as the layer has units.
+
+    Args:
+        layer: recurrent layer from n to n features, built with `batch_first=True`, called as
+            `output, h_n = layer(x, hx)`.
+        hidden_size: n.
+        vocabulary: number of words.
+        tied: use the embedding as the output weights, so that only a bias is added.
+
+    Inputs: words (B, T) int64, hx the state that the layer takes, or None.
+
+    Outputs: logits (B, T, vocabulary), and the state after the last word.
+
+    Source: Press, Wolf (2017), Using the output embedding to improve language models (tied).
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import ERNN, LanguageModel
+        >>> model = LanguageModel(ERNN(8, 8, batch_first=True), 8, 50, tied=True)
+        >>> logits, h = model(torch.randint(50, (2, 7)))
+        >>> logits.shape, h.shape
+        (torch.Size([2, 7, 50]), torch.Size([1, 2, 8]))
+    """
+
+    def __init__(
+        self, layer: nn.Module, hidden_size: int, vocabulary: int, *, tied: bool = False
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, hidden_size)
+        # The default N(0, 1) would start a tied model with logits of s.d. sqrt(n).
+        nn.init.normal_(self.embedding.weight, std=hidden_size**-0.5 if tied else 0.1)
+        self.layer: Any = layer
+        self.tied = tied
+        self.head = None if tied else nn.Linear(hidden_size, vocabulary)
+        self.bias = nn.Parameter(self.embedding.weight.new_zeros(vocabulary)) if tied else None
+
+    def features(self, words: Tensor) -> Tensor:
+        """What the layer gets, (B, T, n)."""
+        return self.embedding(words)
+
+    def forward(self, words: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+        output, h_n = self.layer(self.features(words), hx)
+        if self.head is None:
+            return F.linear(output, self.embedding.weight, self.bias), h_n
+        return self.head(output), h_n

@@ -1,0 +1,149 @@
+"""`fixpoint reproduce`: recipes of a table of the paper, our numbers beside the paper's."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fixpoint.names import unknown_name
+from fixpoint.training.compare import run_missing
+from fixpoint.training.factory import resolve
+from fixpoint.training.paper import FIGURES, TABLES, Row
+from fixpoint.training.prepare import preparer
+from fixpoint.training.recipe import Recipe
+from fixpoint.training.recipe_files import load_recipe
+from fixpoint.training.records import Record, open_records
+from fixpoint.training.report import write_report
+from fixpoint.training.run import build
+
+TARGETS = (*TABLES, "figures")
+
+
+def reproduce(
+    console: Console,
+    target: str,
+    *,
+    out: Path,
+    jobs: int,
+    datasets: list[str] | None,
+    models: list[str] | None,
+    seeds: list[int],
+    changes: dict[str, Any],
+) -> list[Record]:
+    """Run the recipes of a table, or of the figures, and print ours beside the paper's numbers.
+
+    Rows whose data or model is not there are named and left out. Finished runs in `out` are not
+    run again. The page `report.html` has the curves, and for `figures` is the result.
+
+    Args:
+        console: where to print.
+        target: a name in `TARGETS`.
+        out: folder of `runs.jsonl`, `report.html` and the checkpoints.
+        jobs: runs at a time.
+        datasets, models: take only these; None takes all.
+        seeds: a run each.
+        changes: keys of the recipes to change, e.g. epochs for a first look.
+
+    Raises:
+        ValueError: a name is unknown, or no row is left.
+        OSError: `out` cannot be written.
+    """
+    if target not in TARGETS:
+        raise ValueError(unknown_name("table", target, TARGETS))
+    names = FIGURES if target == "figures" else [row.recipe for row in TABLES[target]]
+    recipes = {name: load_recipe(name).changed(**changes) for name in names}
+    recipes = _chosen(recipes, "dataset", datasets, {r.data.dataset for r in recipes.values()})
+    recipes = _chosen(recipes, "model", models, {r.model.model for r in recipes.values()})
+    recipes = _runnable(console, recipes)
+    runs = {
+        (name, seed): recipe.changed(seed=seed)
+        for name, recipe in recipes.items()
+        for seed in seeds
+    }
+    records = open_records(out)
+    done = run_missing(console, list(runs.values()), records, out=out, jobs=jobs)
+    if target != "figures":
+        by_key = {record["key"]: record for record in done}
+        rows = [row for row in TABLES[target] if row.recipe in recipes]
+        ours = {
+            row: [
+                by_key[runs[row.recipe, s].key] for s in seeds if runs[row.recipe, s].key in by_key
+            ]
+            for row in rows
+        }
+        console.print(beside_table(target, ours))
+    if done:
+        write_report([out], out / "report.html")
+        console.print(f"Results: {records.path}   Report: {out / 'report.html'}", soft_wrap=True)
+    if len(done) < len(runs):
+        raise ValueError(f"{len(runs) - len(done)} of {len(runs)} runs failed, see above")
+    return done
+
+
+def beside_table(target: str, ours: dict[Row, list[Record]]) -> Table:
+    """A line a row of the paper: value, size and training time, the paper's and ours."""
+    table = Table(
+        title=f"{target} of the paper, and ours", title_justify="left", box=box.SIMPLE_HEAD
+    )
+    for head in ("data set", "model"):
+        table.add_column(head, no_wrap=True)
+    heads = ("paper", "ours\nbest", "ours\nlast", "paper\nKB", "ours\nKB", "paper\nhours")
+    for head in (*heads, "ours\nhours", "seeds"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row, records in ours.items():
+        metric = records[0]["metric"] if records else "accuracy"
+        table.add_row(
+            row.dataset,
+            row.algorithm,
+            f"{row.value:.2f}",
+            _mean([r[f"{metric}_best"] for r in records], 2),
+            _mean([r[f"{metric}_last"] for r in records], 2),
+            f"{row.size_kb:.0f}",
+            _mean([r["size_kb"] for r in records], 0),
+            "-" if row.hours is None else f"{row.hours:.3f}",
+            _mean([r["seconds_per_epoch"] * len(r["epochs"]) / 3600 for r in records], 3),
+            str(len(records)),
+        )
+    table.caption = "Accuracy in %, or perplexity on PTB. Times are of different machines."
+    return table
+
+
+def _mean(values: list[float | None], digits: int) -> str:
+    numbers = [v for v in values if v is not None]
+    if not numbers:
+        return "-"
+    mean = f"{statistics.fmean(numbers):.{digits}f}"
+    return mean if len(set(numbers)) < 2 else f"{mean}\n± {statistics.stdev(numbers):.{digits}f}"
+
+
+def _chosen(
+    recipes: dict[str, Recipe], key: str, wanted: list[str] | None, known: set[str]
+) -> dict[str, Recipe]:
+    """The recipes whose `key` is wanted."""
+    for name in wanted or []:
+        if name not in known:
+            raise ValueError(unknown_name(f"{key} of this table", name, sorted(known)))
+    return {n: r for n, r in recipes.items() if wanted is None or r.flat[key] in wanted}
+
+
+def _runnable(console: Console, recipes: dict[str, Recipe]) -> dict[str, Recipe]:
+    """The recipes, resolved, whose data and model are there; why not is said of the others."""
+    good, reasons, prepared = {}, {}, preparer()
+    for name, recipe in recipes.items():
+        try:
+            full = replace(recipe, model=resolve(recipe.model))
+            build(full, prepared(full).data)
+            good[name] = full
+        except (ValueError, OSError) as error:
+            reasons[name] = str(error)
+    if not good:
+        raise ValueError(f"no row can be run: {next(iter(reasons.values()), 'none was asked for')}")
+    for name, reason in reasons.items():
+        console.print(f"{name} left out: {reason}", highlight=False, soft_wrap=True)
+    return good
