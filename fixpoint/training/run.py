@@ -16,7 +16,7 @@ from torch import Tensor
 from fixpoint import Implicit, Result, Unrolled, __version__, make_solver
 from fixpoint.analysis import contraction_profile, equilibrium_gap
 from fixpoint.backward import Backward
-from fixpoint.data import Dataset
+from fixpoint.data import Dataset, fingerprint
 from fixpoint.models import CELLS, ERNN, LastStateClassifier, model_size_kb, parameter_count
 from fixpoint.names import unknown_name
 from fixpoint.solvers import SOLVERS
@@ -56,7 +56,7 @@ class Run:
     @property
     def key(self) -> str:
         """Name of the run's configuration: equal runs have equal keys."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        text = json.dumps(asdict(self), sort_keys=True) + fingerprint(self.dataset)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
