@@ -5,7 +5,7 @@ from __future__ import annotations
 from fixpoint.data.dataset import Dataset, Kind
 from fixpoint.data.own import load
 from fixpoint.data.prepare import drop_nonfinite, normalise
-from fixpoint.data.registry import DATASETS, SOURCES, load_dataset
+from fixpoint.data.registry import DATASETS, SOURCES, fingerprint, load_dataset
 from fixpoint.data.splits import validation_split
 from fixpoint.data.stream import stream_batches
 
@@ -15,6 +15,7 @@ __all__ = [
     "Dataset",
     "Kind",
     "drop_nonfinite",
+    "fingerprint",
     "load",
     "load_dataset",
     "normalise",

@@ -84,6 +84,14 @@ def fetch(
         with console.status(f"checking and converting {', '.join(p.name for p in paths)}"):
             source.install(paths)
             data = load_dataset(name)
+            pinned = [known for known in source.archives if known.pinned]
+            same = all(any(known.is_file(path) for path in paths) for known in pinned)
+        if not same:
+            console.print(
+                "Your archive is packed otherwise than the official one, whose checksum it does "
+                "not have; what is inside has passed the checks",
+                soft_wrap=True,
+            )
         console.print(repr(data), soft_wrap=True, highlight=False)
         console.print(f"{name} is ready: {_shown(ready)}", soft_wrap=True, highlight=False)
         if not archive:

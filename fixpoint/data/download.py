@@ -29,6 +29,15 @@ class Archive:
     def pinned(self) -> bool:
         return self.checksum is not None
 
+    def is_file(self, path: Path) -> bool:
+        """Whether a file has the published checksum."""
+        if self.checksum is None:
+            return False
+        import pooch  # not at the top: it loads requests
+
+        method, _, digest = self.checksum.partition(":")
+        return pooch.file_hash(str(path), alg=method) == digest
+
 
 class Bar(Protocol):
     """A progress bar as pooch drives it."""

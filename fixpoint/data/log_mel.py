@@ -2,8 +2,9 @@
 
 Windows of 25 ms every 10 ms of 16 kHz sound, pre-emphasis 0.97, symmetric Hamming window, FFT of
 512 points, 32 triangular filters whose corners lie evenly in mel from 0 to 8 kHz and are rounded
-down to a frequency of the FFT. That rounding moves the corners of the lowest filters by up to half
-their width; mel filters with exact corners give other features.
+down to a frequency of the FFT. Libraries that are kept, librosa and torchaudio, have exact corners:
+features by those differ by 0.3 (RMS, of a noisy chirp), most in the lowest filters. The package
+that the authors used has had no release since 2017.
 
 Source: Kusupati et al., 2018, FastGRNN: A Fast, Accurate, Stable and Tiny Kilobyte Sized Gated
 Recurrent Neural Network, and its EdgeML code, which calls `fbank` of python_speech_features 0.6.

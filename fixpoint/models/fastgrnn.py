@@ -18,7 +18,7 @@ class FastGRNNCell(GatedCell):
     Args:
         nonlinearity: that of c.
         bias: have b_z and b_h, 1 at the start as in the authors' code.
-        w_rank, v_rank: ranks of W and V; None for full matrices.
+        rank: rank of W and V, each full where None or no less than a side.
         input_size, hidden_size, implementation: see `RecurrentCell`.
 
     Attributes:
@@ -41,15 +41,14 @@ class FastGRNNCell(GatedCell):
         *,
         nonlinearity: str = "tanh",
         bias: bool = True,
-        w_rank: int | None = None,
-        v_rank: int | None = None,
+        rank: int | None = None,
         implementation: str = "auto",
     ) -> None:
         super().__init__(
             input_size, hidden_size, nonlinearity=nonlinearity, implementation=implementation
         )
-        self.W = Weight(hidden_size, input_size, w_rank)
-        self.V = Weight(hidden_size, hidden_size, v_rank)
+        self.W = Weight(hidden_size, input_size, rank)
+        self.V = Weight(hidden_size, hidden_size, rank)
         self.b_z = nn.Parameter(torch.ones(hidden_size)) if bias else None
         self.b_h = nn.Parameter(torch.ones(hidden_size)) if bias else None
         self.zeta = nn.Parameter(torch.tensor(1.0))
@@ -65,7 +64,7 @@ class FastGRNN(Recurrent):
 
     FastGRNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True, batch_first=False,
     dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and `FastGRNNCell` for the other
-    options: w_rank, v_rank, implementation.
+    options: rank, implementation.
 
     Example:
         >>> import torch

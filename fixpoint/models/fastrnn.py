@@ -15,7 +15,7 @@ class FastRNNCell(LeakyCell):
     Args:
         input_size, hidden_size, nonlinearity, implementation, recompute: see `LeakyCell`.
         bias: have b.
-        w_rank, v_rank: ranks of W and V; None for full matrices.
+        rank: rank of W and V, each full where None or no less than a side.
 
     Attributes:
         alpha, beta: raw scalars, -3 and 3 at the start.
@@ -37,8 +37,7 @@ class FastRNNCell(LeakyCell):
         *,
         nonlinearity: str = "tanh",
         bias: bool = True,
-        w_rank: int | None = None,
-        v_rank: int | None = None,
+        rank: int | None = None,
         implementation: str = "auto",
         recompute: bool = False,
     ) -> None:
@@ -49,8 +48,8 @@ class FastRNNCell(LeakyCell):
             implementation=implementation,
             recompute=recompute,
         )
-        self.W = Weight(hidden_size, input_size, w_rank)
-        self.V = Weight(hidden_size, hidden_size, v_rank)
+        self.W = Weight(hidden_size, input_size, rank)
+        self.V = Weight(hidden_size, hidden_size, rank)
         self.b = nn.Parameter(torch.zeros(hidden_size)) if bias else None
         self.alpha = nn.Parameter(torch.tensor(-3.0))
         self.beta = nn.Parameter(torch.tensor(3.0))
@@ -64,7 +63,7 @@ class FastRNN(Recurrent):
 
     FastRNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True, batch_first=False,
     dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and `FastRNNCell` for the other
-    options: w_rank, v_rank, implementation, recompute.
+    options: rank, implementation, recompute.
 
     Example:
         >>> import torch

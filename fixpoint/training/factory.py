@@ -14,10 +14,15 @@ from fixpoint.data import Dataset
 from fixpoint.models import (
     CELLS,
     ERNN,
+    EURNN,
+    UGRNN,
     Cell,
+    FastGRNN,
+    FastRNN,
     LanguageModel,
     LastStateClassifier,
     RecurrentDropout,
+    SpectralRNN,
 )
 from fixpoint.names import unknown_name
 from fixpoint.solvers import SOLVERS
@@ -75,6 +80,11 @@ LAYERS: dict[str, Layer] = {
     "rnn": _standard(nn.RNN, nonlinearity="nonlinearity"),
     "lstm": _standard(nn.LSTM),
     "gru": _standard(nn.GRU),
+    "fastrnn": _standard(FastRNN, nonlinearity="nonlinearity", rank="rank"),
+    "fastgrnn": _standard(FastGRNN, nonlinearity="nonlinearity", rank="rank"),
+    "ugrnn": _standard(UGRNN, nonlinearity="nonlinearity"),
+    "spectralrnn": _standard(SpectralRNN, nonlinearity="nonlinearity", reflections="reflections"),
+    "eurnn": _standard(EURNN, capacity="capacity"),
 }
 """Every model by the name that recipes and the command line take."""
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from fixpoint.data import fingerprint
 from fixpoint.names import unknown_name
 from fixpoint.training.typed import check_value, typed
 
@@ -149,11 +150,11 @@ class Recipe:
 
     @cached_property
     def key(self) -> str:
-        """Name of the recipe: equal recipes have equal keys.
+        """Name of the recipe: equal recipes, on a user's own file of equal content, have equal keys.
 
         Made of what differs from the defaults, so that a new option leaves old keys as they are.
         """
-        text = json.dumps(self.differing, sort_keys=True)
+        text = json.dumps(self.differing, sort_keys=True) + fingerprint(self.data.dataset)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property

@@ -119,6 +119,16 @@ def test_a_part_of_another_file_is_found_out_and_not_kept(server, tmp_path):
         (tmp_path / "a.zip").unlink()
 
 
+def test_a_file_at_hand_is_known_by_its_checksum(tmp_path):
+    (tmp_path / "a.zip").write_bytes(CONTENT)
+    (tmp_path / "b.zip").write_bytes(CONTENT[1:])
+    md5 = f"md5:{hashlib.md5(CONTENT).hexdigest()}"
+    for checksum in (CHECKSUM, md5):
+        assert archive("", checksum).is_file(tmp_path / "a.zip")
+        assert not archive("", checksum).is_file(tmp_path / "b.zip")
+    assert not archive("", None).is_file(tmp_path / "a.zip")
+
+
 def test_a_missing_page_and_a_missing_server(server, tmp_path):
     _, url = server
     lost = Archive(url=f"{url}/b.zip", file="b.zip", checksum=None)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fixpoint.data import DATASETS, SOURCES, load_dataset
+from fixpoint.data import DATASETS, SOURCES, fingerprint, load_dataset
 
 
 @pytest.mark.parametrize("name", [name for name in DATASETS if name != "dsa19"])
@@ -53,3 +53,24 @@ def test_the_sample_needs_neither_pooch_nor_a_data_folder():
         "assert len(load_dataset('har2-sample').x_test) == 324"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"FIXPOINT_DATA": "/nowhere"})
+
+
+def test_own_data_are_known_by_their_content(tmp_path):
+    def digest(path):
+        fingerprint.cache_clear()
+        return fingerprint(str(path))
+
+    assert {digest(name) for name in DATASETS} == {""}
+    (tmp_path / "a.npz").write_bytes(b"one")
+    first = digest(tmp_path / "a.npz")
+    (tmp_path / "a.npz").write_bytes(b"two")
+    second = digest(tmp_path / "a.npz")
+    (tmp_path / "a.npz").write_bytes(b"one")
+    assert first != second
+    assert first == digest(tmp_path / "a.npz")
+    (tmp_path / "up").mkdir()
+    seen = [digest(tmp_path)]
+    for name, text in (("up/1.csv", "1,2"), ("up/2.csv", "1,2"), ("up/2.csv", "1,3")):
+        (tmp_path / name).write_text(text)
+        seen.append(digest(tmp_path))
+    assert len(set(seen)) == 4
