@@ -45,7 +45,27 @@ def contraction_profile(layer: ERNN, x: Tensor, *, points: int = 16) -> Contract
     Args:
         layer: an `ERNN`.
         x: windows in the layer's layout, (T, B, d) or (B, T, d).
+        points: most time steps to look at.
+
+    Raises:
+        ValueError: the layer's solver makes no updates.
+
+    Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network,
+        Theorem 1 at every time step.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import contraction_profile
+        >>> from fixpoint.models import ERNN
+        >>> profile = contraction_profile(ERNN(9, 8), torch.randn(20, 4, 9), points=3)
+        >>> profile.t, profile.norm.shape
+        (tensor([ 0, 10, 19]), torch.Size([3, 1, 4]))
     """
+    if layer.fixed_point.solver.max_iter == 0:
+        raise ValueError(
+            "the layer's solver makes no updates (max_iter=0), so there is no condition to look "
+            "at: build it with max_iter >= 1"
+        )
     time_first = x.transpose(0, 1) if layer.batch_first else x
     T = len(time_first)
     output = layer.trajectory(x).output
@@ -75,7 +95,7 @@ def _steps(layer: ERNN, t: int) -> Tensor:
     if isinstance(solver, InexactNewton):
         return solver.steps(t).detach()
     beta = solver.beta if isinstance(solver, Picard) else 1.0
-    return torch.full((max(solver.max_iter, 1),), beta)
+    return torch.full((solver.max_iter,), beta)
 
 
 @torch.no_grad()
@@ -89,6 +109,14 @@ def equilibrium_gap(cell: Cell, x: Tensor, output: Tensor) -> Tensor:
         cell: the cell that made `output`, started at h_0 = 0.
         x: (T, B, d).
         output: h_1 .. h_T, (T, B, n).
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import equilibrium_gap
+        >>> from fixpoint.models import ERNN
+        >>> layer, x = ERNN(9, 8), torch.randn(20, 4, 9)
+        >>> bool((equilibrium_gap(layer.cell, x, layer(x)[0]) > 0.5).any())  # eta = 0.01
+        True
     """
     at = cell.maps(x)
     past = torch.cat([torch.zeros_like(output[:1]), output[:-1]])
