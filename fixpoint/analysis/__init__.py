@@ -1,5 +1,6 @@
 """Why a model converges or does not."""
 
+from fixpoint.analysis.basins import Basins, basins, trajectories
 from fixpoint.analysis.contraction import (
     FeasibleEta,
     contraction,
@@ -7,28 +8,63 @@ from fixpoint.analysis.contraction import (
     infeasible_reason,
 )
 from fixpoint.analysis.equilibrium import EXPANDING_BAND, equilibrium, equilibrium_derivative
+from fixpoint.analysis.history import (
+    History,
+    ParameterDrift,
+    class_distance_ratio,
+    discrimination,
+    parameter_drift,
+    record_training,
+)
 from fixpoint.analysis.rate import ConvergenceRate, convergence_rate, iteration_profile
 from fixpoint.analysis.scalar import newton_steps, plain_steps, scalar_equilibrium
 from fixpoint.analysis.sequence import ContractionProfile, contraction_profile, equilibrium_gap
 from fixpoint.analysis.spectrum import eigenvalues, spectral_radius
+from fixpoint.analysis.states import gradient_norms, hidden_states, jacobian_spectrum
+from fixpoint.analysis.work import (
+    GradientError,
+    ResidualCurve,
+    WorkPoint,
+    gradient_error,
+    residual_curves,
+    work_precision,
+)
 
 __all__ = [
     "EXPANDING_BAND",
+    "Basins",
     "ContractionProfile",
     "ConvergenceRate",
     "FeasibleEta",
+    "GradientError",
+    "History",
+    "ParameterDrift",
+    "ResidualCurve",
+    "WorkPoint",
+    "basins",
+    "class_distance_ratio",
     "contraction",
     "contraction_profile",
     "convergence_rate",
+    "discrimination",
     "eigenvalues",
     "equilibrium",
     "equilibrium_derivative",
     "equilibrium_gap",
     "feasible_eta",
+    "gradient_error",
+    "gradient_norms",
+    "hidden_states",
     "infeasible_reason",
     "iteration_profile",
+    "jacobian_spectrum",
     "newton_steps",
+    "parameter_drift",
     "plain_steps",
+    "record_training",
+    "residual_curves",
     "scalar_equilibrium",
     "spectral_radius",
+    "trajectories",
+    "work_precision",
 ]
