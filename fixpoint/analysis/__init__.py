@@ -7,6 +7,7 @@ from fixpoint.analysis.contraction import (
     feasible_eta,
     infeasible_reason,
 )
+from fixpoint.analysis.diagnose import Diagnosis, describe, diagnose
 from fixpoint.analysis.equilibrium import EXPANDING_BAND, equilibrium, equilibrium_derivative
 from fixpoint.analysis.history import (
     History,
@@ -18,7 +19,13 @@ from fixpoint.analysis.history import (
 )
 from fixpoint.analysis.rate import ConvergenceRate, convergence_rate, iteration_profile
 from fixpoint.analysis.scalar import newton_steps, plain_steps, scalar_equilibrium
-from fixpoint.analysis.sequence import ContractionProfile, contraction_profile, equilibrium_gap
+from fixpoint.analysis.sequence import (
+    ContractionProfile,
+    contraction_profile,
+    equilibrium_gap,
+    learned_eta,
+    least_squares_line,
+)
 from fixpoint.analysis.spectrum import eigenvalues, spectral_radius
 from fixpoint.analysis.states import gradient_norms, hidden_states, jacobian_spectrum
 from fixpoint.analysis.work import (
@@ -35,6 +42,7 @@ __all__ = [
     "Basins",
     "ContractionProfile",
     "ConvergenceRate",
+    "Diagnosis",
     "FeasibleEta",
     "GradientError",
     "History",
@@ -46,6 +54,8 @@ __all__ = [
     "contraction",
     "contraction_profile",
     "convergence_rate",
+    "describe",
+    "diagnose",
     "discrimination",
     "eigenvalues",
     "equilibrium",
@@ -58,6 +68,8 @@ __all__ = [
     "infeasible_reason",
     "iteration_profile",
     "jacobian_spectrum",
+    "learned_eta",
+    "least_squares_line",
     "newton_steps",
     "parameter_drift",
     "plain_steps",

@@ -89,6 +89,52 @@ def contraction_profile(layer: ERNN, x: Tensor, *, points: int = 16) -> Contract
     return ContractionProfile(times, eta, norm, lower, upper)
 
 
+def learned_eta(layer: ERNN) -> Tensor:
+    """eta of every time step and update, (T, K); (1, K) where it is shared over time.
+
+    Raises:
+        TypeError: the layer's solver has no eta.
+
+    Source: Zhang et al. (2019), figure eta.
+
+    Example:
+        >>> from fixpoint.analysis import learned_eta
+        >>> from fixpoint.models import ERNN
+        >>> learned_eta(ERNN(9, 8, max_iter=2, timesteps=20)).shape
+        torch.Size([20, 2])
+    """
+    solver = layer.fixed_point.solver
+    if not isinstance(solver, InexactNewton):
+        raise TypeError(f"{type(solver).__name__} has no eta: build the layer with InexactNewton")
+    eta = solver.eta.detach().clone()
+    return eta if eta.dim() == 2 else eta.unsqueeze(0)
+
+
+def least_squares_line(eta: Tensor) -> Tensor:
+    """Slope and intercept of the line through eta_t over t = 1 .. T, (K, 2) in float64.
+
+    Args:
+        eta: (T, K) with T >= 2.
+
+    Raises:
+        ValueError: fewer than two time steps.
+
+    Source: the red lines of Zhang et al. (2019), figure eta.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import least_squares_line
+        >>> least_squares_line(torch.tensor([[1.0], [1.5], [2.0]])).round(decimals=6)
+        tensor([[0.5000, 0.5000]], dtype=torch.float64)
+    """
+    if len(eta) < 2:
+        raise ValueError(f"a line needs two time steps; got {len(eta)}: build with timesteps=T")
+    t = torch.arange(1, len(eta) + 1, dtype=torch.float64)
+    values, centred = eta.detach().double(), t - t.mean()
+    slope = centred @ values / centred.square().sum()
+    return torch.stack([slope, values.mean(0) - slope * t.mean()], 1)
+
+
 def _steps(layer: ERNN, t: int) -> Tensor:
     """eta of each update at time t, (K,)."""
     solver = layer.fixed_point.solver
