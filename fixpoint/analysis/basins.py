@@ -17,7 +17,7 @@ class Basins(NamedTuple):
     """The ends of a grid of starts; rows follow y, columns x.
 
     x, y: coordinates of the grid, (size,).
-    roots: the fixed points that were found, (R, 2), most starts first.
+    roots: the fixed points that were found, (R, 2), most starts first; known ones before them.
     basin: index of the root that each start reached, (size, size); -1 where it did not converge.
     iterations: updates that it took, (size, size).
     """
@@ -37,6 +37,7 @@ def basins(
     upper: tuple[float, float] = (2.0, 2.0),
     size: int = 100,
     same: float = 1e-3,
+    roots: Tensor | None = None,
 ) -> Basins:
     """Which fixed point each start of a grid reaches, all in one batch in float64.
 
@@ -46,6 +47,8 @@ def basins(
         lower, upper: corners of the grid, as (x, y).
         size: starts along each axis.
         same: solutions nearer than this are one root.
+        roots: known ones, (R, 2), which come first and in this order, so that two solvers share
+            their colours.
 
     Example:
         >>> import torch
@@ -61,22 +64,27 @@ def basins(
     x, y = (torch.linspace(a, b, size).double() for a, b in zip(lower, upper, strict=True))
     z0 = torch.stack([x.expand(size, size), y[:, None].expand(size, size)], 2).reshape(-1, 2)
     solution = solve(phi, z0, solver)
+    known = [] if roots is None else list(roots.double())
+    centres = [*known, *_clusters(solution.z[solution.converged], known, same)]
+    found = torch.stack(centres) if centres else z0.new_empty(0, 2)
     basin = torch.full((len(z0),), -1)
-    roots: list[Tensor] = []
-    left = solution.converged.clone()
-    while bool(left.any()):
-        root = solution.z[left][0]
-        near = left & ((solution.z - root).norm(dim=1) <= same)
-        basin[near] = len(roots)
-        roots.append(root)
-        left &= ~near
-    counts = torch.bincount(basin[basin >= 0], minlength=len(roots))
-    order = counts.argsort(descending=True, stable=True)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-    basin = torch.where(basin >= 0, place[basin] if len(roots) else basin, basin)
-    found = torch.stack(roots)[order] if roots else z0.new_empty(0, 2)
+    if centres:
+        distance, nearest = torch.cdist(solution.z, found).min(1)
+        basin = torch.where(solution.converged & (distance <= same), nearest, basin)
     shape = (size, size)
     return Basins(x, y, found, basin.reshape(shape), solution.iterations.reshape(shape))
+
+
+def _clusters(z: Tensor, known: list[Tensor], same: float) -> list[Tensor]:
+    """One of the solutions z, (N, 2), for each group nearer than `same`, the largest first."""
+    for root in known:
+        z = z[(z - root).norm(dim=1) > same]
+    groups = []
+    while len(z):
+        near = (z - z[0]).norm(dim=1) <= same
+        groups.append((int(near.sum()), z[0]))
+        z = z[~near]
+    return [root for _, root in sorted(groups, key=lambda group: -group[0])]
 
 
 def trajectories(

@@ -16,7 +16,7 @@ from fixpoint.solvers import IterativeSolver, Newton, Picard
 
 
 class ResidualCurve(NamedTuple):
-    """One solver on one map, after k = 0, 1, .. n updates.
+    """One solver on one map, after k = 0, 1, .. n updates, or fewer where it reached the floor.
 
     work: evaluations of phi and Jacobian-vector products made so far, each for the whole batch,
         (n + 1,).
@@ -28,7 +28,12 @@ class ResidualCurve(NamedTuple):
 
 
 def residual_curves(
-    phi: MatrixMap, z0: Tensor, solvers: Mapping[str, IterativeSolver], *, max_iter: int = 50
+    phi: MatrixMap,
+    z0: Tensor,
+    solvers: Mapping[str, IterativeSolver],
+    *,
+    max_iter: int = 50,
+    floor: float | None = None,
 ) -> dict[str, ResidualCurve]:
     """Residual against work of each solver on one map.
 
@@ -39,7 +44,8 @@ def residual_curves(
         phi: map of (B, D) states.
         z0: start, (B, D).
         solvers: by the name they get in a figure.
-        max_iter: n, updates of each.
+        max_iter: n, most updates of each.
+        floor: residual at which a curve ends, 10 roundings of z0's dtype if not given.
 
     Example:
         >>> import torch
@@ -51,6 +57,7 @@ def residual_curves(
         True
     """
     curves = {}
+    floor = 10 * torch.finfo(z0.dtype).eps if floor is None else floor
     for name, solver in solvers.items():
         work, residual = [], []
         for k in range(max_iter + 1):
@@ -59,6 +66,8 @@ def residual_curves(
             assert solution.residual is not None  # `record` asks for it
             work.append(solution.evaluations + solution.products)
             residual.append(solution.residual)
+            if bool((solution.residual <= floor).all()):
+                break
         curves[name] = ResidualCurve(torch.tensor(work), torch.stack(residual).cummin(0)[0])
     return curves
 

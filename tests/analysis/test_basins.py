@@ -42,3 +42,13 @@ def test_trajectories_are_the_iterates():
     path = trajectories(lambda z: 0.5 * z + 1, z0, Picard(rtol=0, atol=0), max_iter=3)
     expected = torch.stack([2 + (z0 - 2) * 0.5**k for k in range(4)])
     torch.testing.assert_close(path, expected)
+
+
+def test_known_roots_come_first_and_keep_their_order():
+    roots = torch.tensor([[1.0, -1.0], [9.0, 9.0]], dtype=torch.float64) * 2**0.5
+    ends = basins(heron, Picard(rtol=1e-12, atol=0), size=4, roots=roots)
+    assert len(ends.roots) == 5
+    assert torch.equal(ends.roots[:2], roots)
+    assert (ends.basin == 0).sum() == 4
+    assert not (ends.basin == 1).any()
+    assert torch.equal(ends.roots[ends.basin[0, 0]].sign(), torch.tensor([-1.0, -1.0]).double())

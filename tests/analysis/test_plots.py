@@ -112,3 +112,45 @@ def test_it_needs_no_display():
     )
     environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+# Style.
+
+
+def test_a_method_has_one_look_and_no_two_of_a_kind_share_it():
+    from fixpoint.solvers import SOLVERS
+
+    for names in (SOLVERS, ("RNN", "LSTM", "GRU", "FastRNN", "FastGRNN", "ERNN K=1", "ERNN K=2")):
+        looks = [plots.style_of(name) for name in names]
+        assert len({look["color"] for look in looks}) == len(looks)
+        assert len({look["marker"] for look in looks}) == len(looks)
+        assert {look["color"] for look in looks} <= set(plots.COLOURS.values())
+    own = plots.style_of("my solver")
+    assert own == plots.style_of("my solver")
+    assert own["label"] == "my solver"
+
+
+def test_given_axes_are_drawn_on_and_nothing_global_changes():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    axes = plots.panels(1, 2)
+    assert plots.plot_equilibrium(axes[1]) is axes[1]
+    assert not axes[0].get_lines()
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_a_diagnosis_is_drawn_with_all_its_updates():
+    import torch
+
+    from fixpoint.analysis import diagnose
+    from fixpoint.models import ERNN
+
+    x = torch.randn(6, 3, 2, generator=torch.Generator().manual_seed(0))
+    x[3, 1] = torch.nan
+    figure = plots.diagnosis_figure(diagnose(ERNN(2, 3, max_iter=2, timesteps=6), x))
+    assert len(figure.axes) == 4
+    assert figure.axes[-1].get_xlabel() == "time step $t$"
+    for axes in figure.axes:
+        for line in axes.get_lines():
+            assert np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any()

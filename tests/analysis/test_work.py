@@ -31,7 +31,7 @@ def test_residual_never_rises_and_is_that_of_the_trace():
     solvers = {
         name: make_solver(name) for name in ("picard", "anderson", "newton", "newton-krylov")
     }
-    curves = residual_curves(problem.phi, problem.z0, solvers, max_iter=8)
+    curves = residual_curves(problem.phi, problem.z0, solvers, max_iter=8, floor=-1)
     for name, curve in curves.items():
         assert (curve.residual.diff(dim=0) <= 0).all()
         fixed = solvers[name].with_options(max_iter=8, rtol=0.0, atol=0.0, record="residual")
@@ -41,6 +41,14 @@ def test_residual_never_rises_and_is_that_of_the_trace():
     assert curves["anderson"].residual[-1].max() < 1e-12
     assert curves["picard"].residual[-1].min() > 0.1
     assert curves["newton"].work.tolist()[:2] == [1, 1 + 1 + 1 + 2]  # one J of two columns
+
+
+def test_a_curve_ends_at_the_floor():
+    z0 = numbers([[0.0], [1.0]])
+    for floor, updates in ((0.1, 3), (1e-3, 9), (None, 48)):  # 2^-k <= floor (2 - 2^-k)
+        solvers = {"picard": Picard()}
+        curve = residual_curves(HALF.phi, z0, solvers, max_iter=100, floor=floor)["picard"]
+        assert len(curve.work) == updates + 1
 
 
 def test_a_work_point_is_what_the_solve_said():

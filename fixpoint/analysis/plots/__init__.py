@@ -21,7 +21,17 @@ from fixpoint.analysis.plots.solvers import (
     plot_trajectories,
     plot_work_precision,
 )
-from fixpoint.analysis.plots.style import COLOURS, METHODS, panel, panels, save, style_of
+from fixpoint.analysis.plots.style import (
+    COLOURS,
+    METHODS,
+    Figure,
+    add_legend,
+    add_title,
+    panel,
+    panels,
+    save,
+    style_of,
+)
 from fixpoint.analysis.plots.training import (
     plot_discrimination,
     plot_drift,
@@ -34,6 +44,9 @@ from fixpoint.analysis.plots.training import (
 __all__ = [
     "COLOURS",
     "METHODS",
+    "Figure",
+    "add_legend",
+    "add_title",
     "contraction_figure",
     "diagnosis_figure",
     "panel",

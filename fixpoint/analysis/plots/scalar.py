@@ -84,6 +84,6 @@ def plot_steps(
         axes.plot(alpha, count, **{**style_of(name), "label": label})
     axes.axvline(EXPANDING_BAND, color=COLOURS["grey"], linewidth=0.8, label=r"$\Phi' = 1$")
     axes.set(xscale="log", yscale="log", xlabel=r"$\alpha$")
-    axes.set_ylabel(f"steps to {atol:g}")
+    axes.set_ylabel(rf"steps to $|h - \Phi| \leq$ {atol:g}")
     add_legend(axes)
     return axes

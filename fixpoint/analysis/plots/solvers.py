@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
+from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from fixpoint.analysis.basins import Basins
@@ -15,13 +16,10 @@ from fixpoint.analysis.plots.style import COLOURS, add_legend, panel, style_of
 from fixpoint.analysis.work import GradientError, ResidualCurve, WorkPoint
 
 
-def plot_residual_curves(
-    curves: Mapping[str, ResidualCurve], axes: Axes | None = None, *, floor: float = 1e-16
-) -> Axes:
+def plot_residual_curves(curves: Mapping[str, ResidualCurve], axes: Axes | None = None) -> Axes:
     """Smallest relative residual so far against work, of the worst sample, by solver.
 
-    Args:
-        floor: curves end where they reach it.
+    Exact zeros are drawn at 1e-17.
 
     Example:
         >>> import torch
@@ -33,14 +31,11 @@ def plot_residual_curves(
     """
     axes = panel(axes)
     for name, curve in curves.items():
-        worst = curve.residual.double().amax(1).numpy()
-        stop = int(np.argmax(worst <= floor)) + 1 if (worst <= floor).any() else len(worst)
-        y = np.maximum(worst[:stop], floor)
-        every = max(1, stop // 10)
-        axes.plot(curve.work.numpy()[:stop], y, markevery=every, **style_of(name))
+        worst = curve.residual.double().amax(1).clamp_min(1e-17)
+        axes.plot(curve.work, worst, markevery=max(1, len(worst) // 10), **style_of(name))
     axes.set(yscale="log", xscale="log", xlabel="evaluations + Jacobian products")
     axes.set_ylabel(r"$|\phi(z) - z|$ / $|\phi(z)|$")
-    add_legend(axes)
+    add_legend(axes, columns=1 if len(curves) <= 2 else 2)
     return axes
 
 
@@ -76,7 +71,7 @@ def plot_work_precision(
             axes.plot(x, y, **style_of(name))
     xlabel = "evaluations + Jacobian products" if by == "work" else "time (s)"
     axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=f"relative {accuracy} reached")
-    add_legend(axes)
+    add_legend(axes, columns=1 if len(points) <= 2 else 2)
     return axes
 
 
@@ -155,10 +150,13 @@ def plot_trajectories(path: Tensor, axes: Axes | None = None, *, name: str = "pi
         '$z_2$'
     """
     axes = panel(axes)
-    style = {**style_of(name), "markersize": 2}
+    outline = [withStroke(linewidth=3, foreground="white")]
+    style = {**style_of(name), "markersize": 2, "path_effects": outline}
     for row in range(path.shape[1]):
         axes.plot(path[:, row, 0], path[:, row, 1], **{**style, "label": name if not row else None})
-        axes.plot(*path[0, row].tolist(), "o", color=style["color"], markersize=4)
+        axes.plot(
+            *path[0, row].tolist(), "o", color=style["color"], markersize=4, markeredgecolor="white"
+        )
     axes.set(xlabel="$z_1$", ylabel="$z_2$")
     add_legend(axes)
     return axes

@@ -98,10 +98,25 @@ def panel(axes: Axes | None) -> Axes:
     return panels()[0] if axes is None else axes
 
 
-def add_legend(axes: Axes, **options: Any) -> None:
-    """A legend a point smaller than the labels of the axes."""
+def add_legend(axes: Axes, *, title: str | None = None, columns: int = 1, **options: Any) -> None:
+    """A legend a point smaller than the labels of the axes; above them with several columns."""
     size = axes.xaxis.label.get_fontsize() - 1  # type: ignore[operator]
-    axes.legend(fontsize=size, handlelength=1.8, framealpha=0.7, **options)
+    if columns > 1:
+        options = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "frameon": False, **options}
+    axes.legend(
+        fontsize=size,
+        title=title,
+        title_fontsize=size,
+        ncols=columns,
+        handlelength=1.8,
+        framealpha=0.7,
+        **options,
+    )
+
+
+def add_title(axes: Axes, text: str) -> None:
+    """A title in the size of the labels of the axes."""
+    axes.set_title(text, fontsize=axes.xaxis.label.get_fontsize())
 
 
 def legend_below(figure: Figure, axes: list[Axes]) -> None:

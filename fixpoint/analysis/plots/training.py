@@ -67,12 +67,17 @@ def plot_discrimination(ratios: Mapping[str, Tensor], axes: Axes | None = None) 
 
 
 def plot_loss(
-    histories: Mapping[str, History], axes: Axes | None = None, *, accuracy: bool = False
+    histories: Mapping[str, History],
+    axes: Axes | None = None,
+    *,
+    accuracy: bool = False,
+    title: str | None = None,
 ) -> Axes:
     """Training loss over epochs, by model; epoch 0 is untrained.
 
     Args:
         accuracy: test accuracy in percent instead.
+        title: of the legend, as the name of the data.
 
     Source: H3 of Zhang et al. (2019), figures H3 and acc_vs_epoch_har_2.
 
@@ -93,16 +98,19 @@ def plot_loss(
     axes.set(xlabel="epoch", ylabel="test accuracy (%)" if accuracy else "training loss (nats)")
     if not accuracy:
         axes.set_yscale("log")
-    add_legend(axes)
+    add_legend(axes, title=title, columns=_columns(histories))
     return axes
 
 
-def plot_eta(eta: Tensor, axes: Axes | None = None, *, k: int = 0) -> Axes:
+def plot_eta(
+    eta: Tensor, axes: Axes | None = None, *, k: int = 0, title: str | None = None
+) -> Axes:
     """Learned eta of update k over time, with the least-squares line; negative ones crossed.
 
     Args:
         eta: (T, K), see `learned_eta`.
         k: which update, from 0.
+        title: of the legend.
 
     Source: Zhang et al. (2019), figure eta.
 
@@ -136,7 +144,7 @@ def plot_eta(eta: Tensor, axes: Axes | None = None, *, k: int = 0) -> Axes:
     )
     axes.axhline(0, color=COLOURS["grey"], linewidth=0.5)
     axes.set(xlabel="time step $t$", ylabel=r"$\eta_t$")
-    add_legend(axes)
+    add_legend(axes, title=title, columns=2)
     return axes
 
 
@@ -157,13 +165,14 @@ def plot_gradient_norms(norms: Mapping[str, Tensor], axes: Axes | None = None) -
     """
     axes = panel(axes)
     for name, norm in norms.items():
-        ratio = (norm / norm[-1]).median(1)[0]
+        # A sample whose own loss has no gradient has no ratio.
+        ratio = (norm / norm[-1]).nanmedian(1)[0]
         t = np.arange(1, len(ratio) + 1)
         axes.plot(t, ratio, markevery=max(1, len(t) // 10), **style_of(name))
     axes.axhline(1, color="black", linewidth=0.5)
     axes.set(xlabel="time step $t$", yscale="log")
     axes.set_ylabel(r"$|\partial\ell / \partial h_t|$ over that at $T$")
-    add_legend(axes)
+    add_legend(axes, columns=_columns(norms))
     return axes
 
 
@@ -200,3 +209,8 @@ def plot_jacobian_spectrum(
     axes.set_ylabel(r"singular values of $\partial h_T / \partial h_t$")
     add_legend(axes)
     return axes
+
+
+def _columns(methods: Mapping[str, object]) -> int:
+    """A legend of one or two methods finds room inside the axes."""
+    return 1 if len(methods) <= 2 else 2
