@@ -156,13 +156,14 @@ def _where(profile: ContractionProfile, mask: Tensor) -> str:
     """The (t, k) at which the mask, (S, K, B), holds in some window."""
     some = mask.any(2)
     updates = some.shape[1]
-    parts = []
-    for k in range(updates):
-        if bool(some[:, k].any()):
-            at = f"t = {_ranges(some[:, k].tolist(), profile.t.tolist())}"
-            parts.append(at if updates == 1 else f"{at} for k = {k + 1}")
+    ranges = [_ranges(some[:, k].tolist(), profile.t.tolist()) for k in range(updates)]
+    if updates > 1 and len(set(ranges)) == 1:
+        text = f"t = {ranges[0]} for every k"
+    else:
+        parts = [(f"t = {at}", f" for k = {k + 1}") for k, at in enumerate(ranges) if at]
+        text = " and ".join(at + (of if updates > 1 else "") for at, of in parts)
     share = mask.any(1).any(0).double().mean().item()
-    return f"at {' and '.join(parts)} ({_percent(share)} of the windows)"
+    return f"at {text} ({_percent(share)} of the windows)"
 
 
 def _steps(profile: ContractionProfile) -> Iterable[str]:

@@ -87,7 +87,7 @@ class WorkPoint(NamedTuple):
     share_converged: float
     residual: float
     error: float
-    work: int
+    work: float
     seconds: float
 
 

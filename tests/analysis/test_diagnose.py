@@ -79,6 +79,14 @@ def test_negative_steps_are_named():
     )
 
 
+def test_updates_that_fail_alike_are_named_together():
+    layer = jordan(K=2)
+    eta = torch.full((20, 2), 0.1)
+    eta[4] = -0.05
+    set_eta(layer, eta)
+    assert "It fails at t = 5 for every k (100 %" in diagnose(layer, sample(20, 6, 3)).sentences[2]
+
+
 def test_a_solved_layer_equilibrates():
     torch.manual_seed(0)
     cell = SelfFeedbackCell(3, 4, bound=0.5)

@@ -16,6 +16,7 @@ from fixpoint.analysis.plots.condition import (
 from fixpoint.analysis.plots.scalar import plot_equilibrium, plot_steps
 from fixpoint.analysis.plots.solvers import (
     plot_basins,
+    plot_data_profile,
     plot_gradient_error,
     plot_residual_curves,
     plot_trajectories,
@@ -53,6 +54,7 @@ __all__ = [
     "panels",
     "plot_basins",
     "plot_contraction",
+    "plot_data_profile",
     "plot_discrimination",
     "plot_drift",
     "plot_epochs",

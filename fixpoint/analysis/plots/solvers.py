@@ -75,6 +75,34 @@ def plot_work_precision(
     return axes
 
 
+def plot_data_profile(works: Mapping[str, Sequence[float]], axes: Axes | None = None) -> Axes:
+    """Share of the problems that each solver solved within so much work.
+
+    Args:
+        works: work that each problem took, inf where it was not solved; one order for all.
+
+    Source: More and Wild (2009), Benchmarking derivative-free optimization algorithms, data
+        profiles.
+
+    Example:
+        >>> from fixpoint.analysis import plots
+        >>> plots.plot_data_profile({"picard": [10, 40, float("inf")]}).get_ylabel()
+        'problems solved (%)'
+    """
+    axes = panel(axes)
+    most = max(w for row in works.values() for w in row if np.isfinite(w))
+    for name, row in works.items():
+        solved = np.sort([w for w in row if np.isfinite(w)])
+        share = 100 * np.arange(1, len(solved) + 1) / len(row)
+        x, y = np.append(solved, most), np.append(share, share[-1:] if len(share) else 0)
+        every = max(1, len(x) // 8)
+        axes.plot(x, y, drawstyle="steps-post", markevery=every, **style_of(name))
+    axes.set(xscale="log", xlabel="evaluations + Jacobian products", ylim=(0, 100))
+    axes.set_ylabel("problems solved (%)")
+    add_legend(axes, columns=1 if len(works) <= 2 else 2)
+    return axes
+
+
 def plot_gradient_error(error: GradientError, axes: Axes | None = None) -> Axes:
     """Error of unrolled and implicit gradients against evaluations of the forward solve.
 
