@@ -20,6 +20,8 @@ NEAR, FAR = 0.01, 0.3
 class Diagnosis(NamedTuple):
     """What `diagnose` found.
 
+    All tensors are on the CPU.
+
     sentences: in words.
     profile: the convergence condition at the chosen time steps and windows.
     gap: distance of every state from its equilibrium, (T, B); NaN in windows that are not finite.
@@ -79,12 +81,14 @@ def diagnose(model: nn.Module, x: Tensor, *, points: int = 32, windows: int = 8)
         profile = contraction_profile(layer, some, points=points)
     finally:
         layer.train(was_training)
+    profile = ContractionProfile(*(part.cpu() for part in profile))
+    gap, result, iterations = gap.cpu(), path.result.cpu(), path.iterations.cpu()
     sentences = (
         _setting(layer, steps),
-        *_solving(layer, path.result, path.iterations),
+        *_solving(layer, result, iterations),
         *describe(profile, gap),
     )
-    return Diagnosis(sentences, profile, gap, path.result, path.iterations)
+    return Diagnosis(sentences, profile, gap, result, iterations)
 
 
 def describe(profile: ContractionProfile, gap: Tensor | None = None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from fixpoint.analysis.plots.condition import (
     plot_epochs,
     plot_feasible_eta,
     plot_gap,
+    plot_iterations,
     plot_profile,
     plot_rate,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "plot_gap",
     "plot_gradient_error",
     "plot_gradient_norms",
+    "plot_iterations",
     "plot_jacobian_spectrum",
     "plot_loss",
     "plot_profile",

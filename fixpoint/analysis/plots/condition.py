@@ -198,6 +198,40 @@ def plot_epochs(profiles: Sequence[ContractionProfile], axes: Axes | None = None
     return axes
 
 
+def plot_iterations(profile: ContractionProfile, axes: Axes | None = None) -> Axes:
+    """||I + eta f'(z)||_2 and the largest feasible eta over the updates of one solve.
+
+    Median and range of the samples; where some sample has no feasible eta none is drawn.
+
+    Args:
+        profile: of `iteration_profile`.
+
+    Source: Theorem 1 of Zhang et al. (2019), for k = 1, 2, ...
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Picard, solve
+        >>> from fixpoint.analysis import iteration_profile, plots
+        >>> solver = Picard(max_iter=9, rtol=0, atol=0, record="iterates")
+        >>> trace = solve(torch.cos, torch.zeros(1, 1), solver).trace
+        >>> plots.plot_iterations(iteration_profile(torch.cos, trace, 1.0)).get_xlabel()
+        'update $k$'
+    """
+    axes = panel(axes)
+    norm = profile.norm[0].double()
+    k = np.arange(1, len(norm) + 1)
+    axes.plot(k, norm.nanmedian(1)[0], "o-", color=AFTER, markersize=2.5, label=NORM)
+    axes.fill_between(k, *_range(norm), color=AFTER, alpha=0.2, linewidth=0)
+    upper = profile.upper[0].amin(1)  # NaN where one sample has none
+    axes.plot(k, upper, "s--", color=INTERVAL, markersize=2.5, label=r"largest feasible $\eta$")
+    axes.plot(k, profile.eta[0], ":", color=BEFORE, label=r"$\eta$ used")
+    axes.axhline(1, color="black", linestyle="--", linewidth=0.8)
+    axes.set(xlabel="update $k$", ylabel=r"norm, $\eta$")
+    axes.set_ylim(bottom=min(0, float(profile.eta.min())))
+    add_legend(axes)
+    return axes
+
+
 def plot_rate(speed: ConvergenceRate, axes: Axes | None = None, *, row: int = 0) -> Axes:
     """Lemma 1's ||r_k|| / ||f(z_k)|| and tau beside the measured rate, over the updates.
 
