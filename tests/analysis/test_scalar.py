@@ -95,6 +95,16 @@ def test_newton_alone_would_leave_the_bracket_or_cycle():
     torch.testing.assert_close(torch.tanh(-200 * given + alpha), given, rtol=1e-12, atol=1e-12)
 
 
+def test_newton_steps_that_cycle_inside_the_bracket():
+    """On a square root of both signs Newton goes from one side to its mirror image, for ever."""
+    alpha = numbers([0.3, -0.7, 0.05])
+
+    def phi(h, a):
+        return h - (h - a).sign() * (h - a).abs().sqrt()
+
+    torch.testing.assert_close(scalar_equilibrium(phi, alpha), alpha, rtol=1e-12, atol=0)
+
+
 def test_no_equilibrium_in_the_bracket():
     alpha = numbers([0.5, 5.0, math.nan])
     given = scalar_equilibrium(lambda h, a: 0.5 * h + a, alpha, lower=-2, upper=2)

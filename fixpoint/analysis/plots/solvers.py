@@ -157,7 +157,7 @@ def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
         interpolation="nearest",
     )
     for x, y in ends.roots.tolist():
-        axes.plot(x, y, "*", color="black", markersize=7, markeredgecolor="white")
+        axes.plot(x, y, "*", color="black", markersize=7, markeredgecolor="white", zorder=5)
     axes.set(xlabel="$z_1$", ylabel="$z_2$", xlim=box[:2], ylim=box[2:])
     return axes
 
