@@ -183,7 +183,8 @@ def figures(
         runs = Runs(data, epochs=epochs, walks=walks, seed=seed)
         for name in names:
             path = out / f"{name}.png"
-            plots.save(figure(name, runs), path)
+            with console.status(f"drawing {name}"):
+                plots.save(figure(name, runs), path)
             console.print(f"{path}: {(FIGURES[name].__doc__ or '').splitlines()[0]}")
     except (ValueError, OSError) as error:
         _refuse(str(error))
