@@ -1,4 +1,4 @@
-"""The command line: `fixpoint train`, `compare`, `report`, `reproduce` and `data`."""
+"""The command line: `fixpoint train`, `compare`, `report`, `reproduce`, `figures` and `data`."""
 
 from __future__ import annotations
 
@@ -317,6 +317,55 @@ def _one_line(stopped: str) -> Iterator[None]:
     except KeyboardInterrupt:
         Console(stderr=True).print(stopped)
         raise typer.Exit(130) from None
+
+
+@app.command()
+def figures(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Figures to draw, as: h1 h2 h3 eta. All if none is named.", show_default=False
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="Real windows; if not given har2 where FIXPOINT_DATA is set, else har2-sample."
+        ),
+    ] = None,
+    epochs: Annotated[
+        int, typer.Option(parser=_count, metavar="N", help="Epochs of each training.")
+    ] = 25,
+    walks: Annotated[
+        int, typer.Option(parser=_count, metavar="N", help="Toy walks of each class.")
+    ] = 2000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, walks and order.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the PNG files.")] = Path("runs/figures"),
+) -> None:
+    """Draw the figures of the ERNN paper, and of its analysis, from fresh short runs."""
+    from fixpoint.analysis import plots
+    from fixpoint.analysis.figures import FIGURES, Runs, figure
+    from fixpoint.data import load_dataset, normalise
+    from fixpoint.names import unknown_name
+
+    names = names or list(FIGURES)
+    dataset = dataset or ("har2" if os.environ.get("FIXPOINT_DATA") else "har2-sample")
+    try:
+        for name in names:
+            if name not in FIGURES:
+                raise ValueError(unknown_name("figure", name, FIGURES))
+        data = normalise(load_dataset(dataset))
+        out.mkdir(parents=True, exist_ok=True)
+        runs = Runs(data, epochs=epochs, walks=walks, seed=seed)
+        for name in names:
+            path = out / f"{name}.png"
+            with console.status(f"drawing {name}"):
+                plots.save(figure(name, runs), path)
+            console.print(f"{path}: {(FIGURES[name].__doc__ or '').splitlines()[0]}")
+    except (ValueError, OSError) as error:
+        _refuse(str(error))
+    for line in runs.summary():
+        console.print(line)
 
 
 def _split(text: str) -> list[str]:

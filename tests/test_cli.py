@@ -127,3 +127,25 @@ def test_a_damaged_data_file(tmp_path):
     (tmp_path / "har.npz").write_bytes(b"PK\x03\x04")
     result = run("compare", "--dataset", "har2", FIXPOINT_DATA=str(tmp_path))
     assert_one_line(result, "har.npz is truncated or corrupt .*replace it by a fresh copy")
+
+
+# figures
+
+
+def test_figures_are_drawn_and_named(tmp_path):
+    result = run(
+        *("figures", "phi", "h2", "--epochs", "1", "--walks", "20"),
+        *("--out", str(tmp_path / "new"), "--dataset", "har2-sample"),
+    )
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["h2.png", "phi.png"]
+    text = " ".join(result.stdout.split())
+    assert "phi.png: Phi and Phi' over alpha" in text
+    assert re.search(r"toy walks after 1 epochs: RNN \d+\.\d %, ERNN \d+\.\d %", text)
+
+
+def test_a_figure_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
+    result = run("figures", "h1", "h4", "--out", str(tmp_path / "new"))
+    assert result.exit_code == 2
+    assert "unknown figure 'h4': expected one of phi, steps, h1" in result.output
+    assert not (tmp_path / "new").exists()

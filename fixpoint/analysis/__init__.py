@@ -1,15 +1,85 @@
 """Why a model converges or does not."""
 
-from fixpoint.analysis.contraction import FeasibleEta, contraction, feasible_eta
-from fixpoint.analysis.sequence import ContractionProfile, contraction_profile, equilibrium_gap
-from fixpoint.analysis.spectrum import spectral_radius
+from fixpoint.analysis.basins import Basins, basins, trajectories
+from fixpoint.analysis.contraction import (
+    FeasibleEta,
+    contraction,
+    feasible_eta,
+    infeasible_reason,
+)
+from fixpoint.analysis.diagnose import Diagnosis, describe, diagnose
+from fixpoint.analysis.equilibrium import EXPANDING_BAND, equilibrium, equilibrium_derivative
+from fixpoint.analysis.history import (
+    History,
+    ParameterDrift,
+    class_distance_ratio,
+    discrimination,
+    parameter_drift,
+    record_training,
+)
+from fixpoint.analysis.rate import ConvergenceRate, convergence_rate, iteration_profile
+from fixpoint.analysis.scalar import newton_steps, plain_steps, scalar_equilibrium
+from fixpoint.analysis.sequence import (
+    ContractionProfile,
+    contraction_profile,
+    equilibrium_gap,
+    learned_eta,
+    least_squares_line,
+)
+from fixpoint.analysis.spectrum import eigenvalues, spectral_radius
+from fixpoint.analysis.states import gradient_norms, hidden_states, jacobian_spectrum
+from fixpoint.analysis.toy import Walks, toy_walks
+from fixpoint.analysis.work import (
+    GradientError,
+    ResidualCurve,
+    WorkPoint,
+    gradient_error,
+    residual_curves,
+    work_precision,
+)
 
 __all__ = [
+    "EXPANDING_BAND",
+    "Basins",
     "ContractionProfile",
+    "ConvergenceRate",
+    "Diagnosis",
     "FeasibleEta",
+    "GradientError",
+    "History",
+    "ParameterDrift",
+    "ResidualCurve",
+    "Walks",
+    "WorkPoint",
+    "basins",
+    "class_distance_ratio",
     "contraction",
     "contraction_profile",
+    "convergence_rate",
+    "describe",
+    "diagnose",
+    "discrimination",
+    "eigenvalues",
+    "equilibrium",
+    "equilibrium_derivative",
     "equilibrium_gap",
     "feasible_eta",
+    "gradient_error",
+    "gradient_norms",
+    "hidden_states",
+    "infeasible_reason",
+    "iteration_profile",
+    "jacobian_spectrum",
+    "learned_eta",
+    "least_squares_line",
+    "newton_steps",
+    "parameter_drift",
+    "plain_steps",
+    "record_training",
+    "residual_curves",
+    "scalar_equilibrium",
     "spectral_radius",
+    "toy_walks",
+    "trajectories",
+    "work_precision",
 ]

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fixpoint.derivatives import batch_jacobian
+from fixpoint.analysis.krylov import hessenberg, largest, unit
+from fixpoint.derivatives import Derivatives, batch_jacobian
+from fixpoint.solvers.checks import at_least
 
 MatrixMap = Callable[[Tensor], Tensor]
 
@@ -25,22 +27,40 @@ class FeasibleEta(NamedTuple):
     feasible: Tensor
 
 
-def contraction(phi: MatrixMap, z: Tensor, eta: float | Tensor) -> Tensor:
-    """||I + eta f'(z)||_2 of each sample, (B,), f(z) = phi(z) - z, by singular values.
+def contraction(
+    phi: MatrixMap,
+    z: Tensor,
+    eta: float | Tensor,
+    *,
+    dense: int = 512,
+    memory: int = 64,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """||I + eta f'(z)||_2 of each sample, (B,), f(z) = phi(z) - z.
 
-    Below 1 along the iterates, z <- z + eta f(z) converges locally at a linear rate. Cost is one
-    D x D singular value decomposition a sample.
+    Below 1 along the iterates, z <- z + eta f(z) converges locally at a linear rate.
+
+    With D <= `dense` by singular values, exact to rounding, at the cost of one D x D decomposition
+    a sample. Above that by Lanczos' method on A^T A, A = I + eta f', in `memory` products A v (jvp;
+    phi must support forward-mode differentiation) and A^T v (vjp) from a random start. That value
+    is never above the norm; whatever A is, the expected relative error of its square is at most
+    0.103 (ln(D (memory - 1)^4) / (memory - 1))^2, for D = 1000 1.5e-2 at memory = 64 and 4.4e-3
+    at 128. Where the largest singular value stands out it is exact to rounding.
 
     Args:
         phi: map of (B, D) states, rows independent.
         z: (B, D).
         eta: a number or one a sample, (B,).
+        dense: largest D of which singular values are computed.
+        memory: vectors of the Lanczos basis, each (B, D).
+        generator: of the random start.
 
     Returns:
         NaN for a sample where z, phi(z) or J is not finite.
 
     Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network,
-        Theorem 1.
+        Theorem 1; Kuczynski and Wozniakowski (1992), Estimating the largest eigenvalue by the
+        power and Lanczos algorithms with a random start, Theorem 3.2.
 
     Example:
         >>> import torch
@@ -48,10 +68,44 @@ def contraction(phi: MatrixMap, z: Tensor, eta: float | Tensor) -> Tensor:
         >>> contraction(lambda z: 0.5 * z, torch.zeros(1, 2, dtype=torch.float64), eta=1.0)
         tensor([0.5000], dtype=torch.float64)
     """
+    at_least(0, dense=dense)
+    at_least(2, memory=memory)
+    if z.shape[1] > dense:
+        return _lanczos_norm(phi, z, eta, min(memory, z.shape[1]), generator)
     F, good = _residual_jacobian(phi, z)
     steps = torch.as_tensor(eta, dtype=F.dtype, device=F.device).reshape(-1, 1, 1)
     one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
     norm = torch.linalg.matrix_norm(one + steps * F, 2)
+    return torch.where(good, norm, torch.nan).to(z.dtype)
+
+
+def _lanczos_norm(
+    phi: MatrixMap,
+    z: Tensor,
+    eta: float | Tensor,
+    memory: int,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """||A||_2 of each sample, A = (1 - eta) I + eta J, from below."""
+    with torch.enable_grad():
+        start = z.detach().requires_grad_()
+        fz = phi(start)
+    wide = torch.promote_types(z.dtype, torch.float32)
+    steps = torch.as_tensor(eta, dtype=wide, device=z.device).reshape(-1, 1)
+    derivatives = Derivatives(phi)
+
+    def gram(v: Tensor) -> Tensor:
+        with torch.no_grad():
+            Jv = derivatives.jvp(z.detach(), v.to(z.dtype)).to(wide)
+        Av = torch.lerp(v, Jv, steps)
+        if not fz.requires_grad:
+            return (1 - steps) * Av
+        (Jt,) = torch.autograd.grad(fz, start, Av.to(z.dtype), retain_graph=True, allow_unused=True)
+        return torch.lerp(Av, torch.zeros_like(Av) if Jt is None else Jt.to(wide), steps)
+
+    v = torch.randn(z.shape, dtype=wide, device=z.device, generator=generator)
+    norm = largest(hessenberg(gram, unit(v), memory)).sqrt()
+    good = z.isfinite().all(1) & fz.detach().isfinite().all(1)
     return torch.where(good, norm, torch.nan).to(z.dtype)
 
 
@@ -90,6 +144,41 @@ def feasible_eta(phi: MatrixMap, z: Tensor) -> FeasibleEta:
     lower = torch.where(sign > 0, zero, torch.where(sign < 0, -m, nan)).to(z.dtype)
     upper = torch.where(sign > 0, m, torch.where(sign < 0, zero, nan)).to(z.dtype)
     return FeasibleEta(lower, upper, feasible)
+
+
+def infeasible_reason(phi: MatrixMap, z: Tensor) -> tuple[str, ...]:
+    """Why no eta satisfies ||I + eta f'(z)||_2 < 1, a sentence a sample, "" where some eta does.
+
+    Source: see `feasible_eta`; a norm other than the 2-norm may allow a small eta iff all
+        eigenvalues of f' have real parts of one sign, for then rho(I + eta f') < 1.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import infeasible_reason
+        >>> phi = lambda z: z * torch.tensor([0.5, 2.0])
+        >>> print(infeasible_reason(phi, torch.zeros(1, 2))[0][:49])
+        the eigenvalues of (f' + f'^T) / 2 span -0.5 .. 1
+    """
+    F, good = _residual_jacobian(phi, z)
+    feasible = feasible_eta(phi, z).feasible
+    ends = torch.linalg.eigvalsh((F + F.mT) / 2)[:, [0, -1]]
+    real = torch.linalg.eigvals(F).real
+    sides = torch.where((real < 0).all(1), 1, torch.where((real > 0).all(1), -1, 0))
+    rows = zip(good.tolist(), feasible.tolist(), ends.tolist(), sides.tolist(), strict=True)
+    return tuple(_reason(*row) for row in rows)
+
+
+def _reason(good: bool, feasible: bool, ends: list[float], side: int) -> str:
+    if feasible:
+        return ""
+    if not good:
+        return "z, phi(z) or the Jacobian is not finite"
+    low, high = (f"{end:.3g}" for end in ends)
+    span = f"the eigenvalues of (f' + f'^T) / 2 span {low} .. {high}"
+    if side:
+        sign = "positive" if side > 0 else "negative"
+        return f"{span}; in another norm a small {sign} eta does: those of f' lie on one side of 0"
+    return f"{span}; no other norm helps: those of f' do not lie on one side of 0"
 
 
 def _residual_jacobian(phi: MatrixMap, z: Tensor) -> tuple[Tensor, Tensor]:

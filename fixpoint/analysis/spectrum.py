@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from fixpoint._tree import Map, Packing, Tree
-from fixpoint.derivatives import batch_vjp_of_units
+from fixpoint.analysis.krylov import hessenberg, largest, unit
+from fixpoint.derivatives import MatrixMap, batch_jacobian, batch_vjp_of_units
 from fixpoint.solvers.checks import at_least
-
-Product = Callable[[Tensor], Tensor]
-"""J^T v of each sample, (B, D) -> (B, D)."""
 
 
 def spectral_radius(
@@ -69,7 +65,7 @@ def spectral_radius(
     if 0 in (B, D) or not fz.requires_grad:
         return torch.zeros(B, dtype=matrix.dtype, device=matrix.device)
     if memory >= D:
-        return _largest(batch_vjp_of_units(fz, matrix)).to(matrix.dtype)
+        return largest(batch_vjp_of_units(fz, matrix)).to(matrix.dtype)
 
     def product(v: Tensor) -> Tensor:
         (w,) = torch.autograd.grad(
@@ -79,46 +75,36 @@ def spectral_radius(
 
     dtype = torch.promote_types(matrix.dtype, torch.float32)
     v = torch.randn(B, D, dtype=dtype, device=matrix.device, generator=generator)
-    v = _unit(v)
+    v = unit(v)
     for _ in range(power_steps):
-        v = _unit(product(v))
-    return _largest(_hessenberg(product, v, memory)).to(matrix.dtype)
+        v = unit(product(v))
+    return largest(hessenberg(product, v, memory)).to(matrix.dtype)
 
 
-def _hessenberg(product: Product, v: Tensor, memory: int) -> Tensor:
-    """H = V^T J^T V of each sample, (B, m, m), V an orthonormal basis of v, J^T v, ...
+def eigenvalues(phi: MatrixMap, z: Tensor) -> Tensor:
+    """All eigenvalues of J = d phi / d z of each sample, (B, D) complex, largest modulus first.
 
-    A sample whose Krylov space is exhausted goes on with zero vectors, which add zeros to the
-    eigenvalues of its H.
+    From the dense J in float64: D up to about a thousand. An update with step eta multiplies the
+    error along an eigenvector by 1 + eta (lambda - 1).
+
+    Args:
+        phi: map of (B, D) states, rows independent.
+        z: (B, D).
+
+    Returns:
+        complex128, without gradient; NaN for a sample where J is not finite.
+
+    Source: Zhang et al. (2019), section 3.2: the spectrum of f'(z) = J - I.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import eigenvalues
+        >>> quarter_turn = torch.tensor([[0.0, -0.5], [0.5, 0.0]])
+        >>> eigenvalues(lambda z: z @ quarter_turn, torch.zeros(1, 2)).imag.abs()
+        tensor([[0.5000, 0.5000]], dtype=torch.float64)
     """
-    H = v.new_zeros(len(v), memory, memory)
-    basis = [v]
-    tiny = 10 * torch.finfo(v.dtype).eps
-    for j in range(memory):
-        w = product(basis[j])
-        length = w.norm(dim=1)
-        V = torch.stack(basis, 1)  # (B, j + 1, D)
-        for _ in range(2):
-            h = torch.einsum("bjd,bd->bj", V, w)
-            w = w - torch.einsum("bjd,bj->bd", V, h)
-            H[:, : j + 1, j] += h
-        if j + 1 < memory:
-            rest = w.norm(dim=1)
-            spent = rest <= tiny * length
-            H[:, j + 1, j] = torch.where(spent, 0.0, rest)
-            basis.append(torch.where(spent[:, None], 0.0, _unit(w)))
-    return H
-
-
-def _unit(v: Tensor) -> Tensor:
-    """Each row divided by its norm; zero rows stay."""
-    size = v.norm(dim=1, keepdim=True)
-    return v / torch.where(size == 0, 1.0, size)
-
-
-def _largest(matrices: Tensor) -> Tensor:
-    """Largest |eigenvalue| of each matrix of (B, n, n), (B,) float64; NaN where not finite."""
-    good = matrices.isfinite().all(2).all(1)
-    # LAPACK refuses a matrix that is not finite: it prints, or raises for the whole batch.
-    values = torch.linalg.eigvals(torch.where(good[:, None, None], matrices, 0.0).double())
-    return torch.where(good, values.abs().amax(1), torch.nan)
+    J = batch_jacobian(phi, z).detach().double()
+    good = (z.isfinite().all(1) & J.isfinite().all(2).all(1))[:, None]
+    values = torch.linalg.eigvals(torch.where(good[..., None], J, 0.0))
+    order = values.abs().argsort(dim=1, descending=True)
+    return torch.where(good, values.gather(1, order), complex("nan"))

@@ -150,7 +150,7 @@ class Recipe:
 
     @cached_property
     def key(self) -> str:
-        """Name of the recipe: equal recipes, on a user's own file of equal content, have equal keys.
+        """Name of the recipe: equal recipes (and equal files of a user's own) have equal keys.
 
         Made of what differs from the defaults, so that a new option leaves old keys as they are.
         """

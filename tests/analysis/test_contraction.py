@@ -6,7 +6,7 @@ import scipy.linalg
 import torch
 
 from fixpoint import Picard, solve
-from fixpoint.analysis import contraction, feasible_eta
+from fixpoint.analysis import contraction, feasible_eta, infeasible_reason
 
 
 def matrix(seed, n=4, *, shift=0.0):
@@ -159,3 +159,114 @@ def test_the_interval_predicts_a_damped_iteration(share, converges):
     eta = share * feasible_eta(phi, z).upper.item()
     solution = solve(phi, z, Picard(beta=eta, max_iter=400, rtol=1e-10, atol=0))
     assert solution.converged.item() == converges
+
+
+# Large D, by products alone.
+
+
+def wide(D, seed=0, *, gap=True):
+    """A D x D matrix: non-normal, one singular value standing out or a dense spectrum."""
+    rng = np.random.default_rng(seed)
+    J = rng.normal(size=(D, D)) / np.sqrt(D)
+    if gap:
+        J += 3 * np.outer(rng.normal(size=D), rng.normal(size=D)) / D
+    return J
+
+
+def products(phi, z, eta, **options):
+    generator = torch.Generator().manual_seed(0)
+    return contraction(phi, z, eta, dense=0, generator=generator, **options)
+
+
+@pytest.mark.parametrize("eta", [-0.7, 0.0, 0.01, 1.0])
+def test_lanczos_where_a_singular_value_stands_out(eta):
+    J = wide(200)
+    given = products(affine(J), torch.zeros(2, 200, dtype=torch.float64), eta)
+    np.testing.assert_allclose(given.numpy(), norm(J - np.eye(200), eta), rtol=1e-9)
+
+
+@pytest.mark.parametrize("memory", [16, 64])
+def test_lanczos_stays_within_its_bound_from_below(memory):
+    """No gap at all: the expected error of the square is bounded; no start of ten exceeds it."""
+    D = 300
+    J = wide(D, gap=False)
+    exact = norm(J - np.eye(D), 0.9) ** 2
+    bound = 0.103 * (np.log(D * (memory - 1) ** 4) / (memory - 1)) ** 2
+    given = products(affine(J), torch.zeros(10, D, dtype=torch.float64), 0.9, memory=memory).numpy()
+    error = 1 - given**2 / exact
+    assert (error > -1e-12).all()
+    assert error.max() < bound
+    assert error.max() > 1e-15  # not the dense path in disguise
+
+
+def test_lanczos_with_a_whole_basis_is_exact_at_each_sample():
+    """A curved map, eta of each row its own, and rows that do not mix."""
+    A, rng = matrix(1, 12), np.random.default_rng(2)
+    z, eta = torch.from_numpy(rng.normal(size=(3, 12))), torch.tensor([0.3, -0.4, 1.7])
+    weight = torch.from_numpy(A)
+
+    def phi(z):
+        return torch.tanh(z @ weight.T)
+
+    torch.testing.assert_close(products(phi, z, eta), contraction(phi, z, eta), rtol=1e-12, atol=0)
+
+
+def test_lanczos_of_a_constant_map_and_of_a_sample_that_is_not_finite():
+    z = torch.zeros(2, 30, dtype=torch.float64)
+    for constant in (torch.ones_like, lambda z: 0 * z + 1):
+        np.testing.assert_allclose(products(constant, z, 0.25).numpy(), 0.75, rtol=1e-14)
+    x = torch.tensor([[1.0], [torch.nan]])
+    given = products(lambda z: 0.5 * x * z, torch.zeros(2, 30), 1.0)
+    assert given[0].item() == pytest.approx(0.5, rel=1e-6)
+    assert given[1].isnan()
+    assert given.dtype == torch.float32
+
+
+def test_the_default_switches_above_512():
+    z = torch.zeros(1, 513, dtype=torch.float64)
+    calls = []
+
+    def phi(z):
+        calls.append(len(z))
+        return 0.5 * z
+
+    generator = torch.Generator().manual_seed(0)
+    assert contraction(phi, z, 1.0, generator=generator).item() == pytest.approx(0.5, rel=1e-12)
+    assert len(calls) == 1 + 64
+
+
+def test_bad_values():
+    with pytest.raises(ValueError, match="memory must be at least 2; got 1"):
+        contraction(torch.tanh, torch.zeros(1, 1), 1.0, memory=1)
+
+
+# Why no eta is feasible.
+
+
+@pytest.mark.parametrize(
+    ("F", "words"),
+    [
+        (np.diag([-1.0, -2.0]), ""),
+        (np.diag([-1.0, 2.0]), "/ 2 span -1 .. 2; no other norm helps"),
+        # Eigenvalues -1, -1, but strongly non-normal: S is indefinite.
+        (
+            np.array([[-1.0, 8.0], [0.0, -1.0]]),
+            "span -5 .. 3; in another norm a small positive eta",
+        ),
+        (np.array([[1.0, 8.0], [0.0, 1.0]]), "span -3 .. 5; in another norm a small negative eta"),
+        (np.diag([-1.0, 0.0]), "span -1 .. 0; no other norm helps"),
+        (np.diag([-1.0, np.nan]), "the Jacobian is not finite"),
+    ],
+)
+def test_the_reason_where_no_eta_is_feasible(F, words):
+    phi, z = affine(F + np.eye(2)), torch.zeros(1, 2, dtype=torch.float64)
+    (reason,) = infeasible_reason(phi, z)
+    assert words in reason
+    assert (reason == "") == (words == "") == feasible_eta(phi, z).feasible.item()
+
+
+def test_another_norm_does_what_the_reason_says():
+    """rho(I + eta F) < 1 for a small positive eta although no 2-norm is below 1."""
+    F = np.array([[-1.0, 8.0], [0.0, -1.0]])
+    assert all(norm(F, eta) > 1 for eta in np.linspace(0.01, 2, 50))
+    assert np.abs(np.linalg.eigvals(np.eye(2) + 0.1 * F)).max() < 1

@@ -7,8 +7,11 @@ import sys
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
 
-from fixpoint.analysis import plots
+from fixpoint.analysis import ContractionProfile, diagnose, plots, record_training
+from fixpoint.models import ERNN
+from fixpoint.solvers import SOLVERS
 
 
 def profile(K, *, infeasible=(), eta=0.1):
@@ -112,3 +115,96 @@ def test_it_needs_no_display():
     )
     environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+# Style.
+
+
+def test_a_method_has_one_look_and_no_two_of_a_kind_share_it():
+    for names in (SOLVERS, ("RNN", "LSTM", "GRU", "FastRNN", "FastGRNN", "ERNN K=1", "ERNN K=2")):
+        looks = [plots.style_of(name) for name in names]
+        assert len({look["color"] for look in looks}) == len(looks)
+        assert len({look["marker"] for look in looks}) == len(looks)
+        assert {look["color"] for look in looks} <= set(plots.COLOURS.values())
+    own = plots.style_of("my solver")
+    assert own == plots.style_of("my solver")
+    assert own["label"] == "my solver"
+
+
+def test_given_axes_are_drawn_on_and_nothing_global_changes():
+    before = dict(matplotlib.rcParams)
+    axes = plots.panels(1, 2)
+    assert plots.plot_equilibrium(axes[1]) is axes[1]
+    assert not axes[0].get_lines()
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_a_diagnosis_is_drawn_with_all_its_updates():
+    x = torch.randn(6, 3, 2, generator=torch.Generator().manual_seed(0))
+    x[3, 1] = torch.nan
+    figure = plots.diagnosis_figure(diagnose(ERNN(2, 3, max_iter=2, timesteps=6), x))
+    assert len(figure.axes) == 4
+    assert figure.axes[-1].get_xlabel() == "time step $t$"
+    for axes in figure.axes:
+        for line in axes.get_lines():
+            assert np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any()
+
+
+# Numbers of the curves.
+
+
+def curves(axes):
+    return {
+        line.get_label(): np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()
+    }
+
+
+def test_a_profile_is_drawn_as_median_with_negative_steps_marked():
+    norm = torch.tensor([[[0.9, 0.8, 0.7]], [[1.2, 1.1, float("nan")]], [[0.5, 0.5, 0.5]]])
+    eta = torch.tensor([[0.1], [-0.1], [0.2]])
+    axes = plots.plot_profile(
+        ContractionProfile(torch.tensor([0, 4, 9]), eta, norm, 0 * norm, 2 + 0 * norm)
+    )
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    np.testing.assert_allclose(lines["$k = 1$"].get_ydata(), [0.8, 1.1, 0.5], rtol=1e-6)
+    np.testing.assert_array_equal(lines["$k = 1$"].get_xdata(), [1, 5, 10])
+    np.testing.assert_array_equal(lines[r"$\eta < 0$, $k = 1$"].get_xdata(), [5])
+
+
+def test_epochs_and_iterations():
+    def profile(value, K=2):
+        norm = value + torch.zeros(1, K, 3)
+        return ContractionProfile(torch.zeros(1), torch.full((1, K), 0.3), norm, 0 * norm, 2 * norm)
+
+    given = curves(plots.plot_epochs([profile(0.5), profile(0.75), profile(1.5)]))
+    np.testing.assert_allclose(given["median"], [0.5, 0.75, 1.5])
+    given = curves(plots.plot_iterations(profile(0.75, K=4)))
+    np.testing.assert_allclose(given["largest feasible $\\eta$"], [1.5] * 4)
+    np.testing.assert_allclose(given["$\\eta$ used"], [0.3] * 4, rtol=1e-6)
+
+
+def test_gradient_norms_are_relative_and_skip_samples_without_a_gradient():
+    norm = torch.tensor([[4.0, 6.0, 0.0], [2.0, 2.0, 0.0]])
+    given = curves(plots.plot_gradient_norms({"RNN": norm}))
+    np.testing.assert_allclose(given["RNN"], [2, 1])  # torch's median is the lower one
+
+
+def test_a_data_profile_counts_what_was_solved():
+    axes = plots.plot_data_profile({"picard": [10, 40, np.inf, 20], "newton": [np.inf] * 4})
+    given = curves(axes)
+    np.testing.assert_allclose(given["picard"], [25, 50, 75, 75])
+    assert given["newton"].tolist() == [0]
+
+
+def test_eta_and_its_line():
+    axes = plots.plot_eta(torch.tensor([[0.3], [0.2], [0.1], [-0.1]]))
+    labels = [line.get_label() for line in axes.get_lines()]
+    assert "$\\eta_t < 0$" in labels
+    assert "0.45 - 1.3e-01 $t$" in labels
+
+
+def test_accuracy_that_was_not_recorded():
+    x = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    history = record_training(torch.nn.Linear(2, 2), x, (x[:, 0] > 0).long(), epochs=1)
+    with pytest.raises(ValueError, match="the history of RNN has no accuracy: record it with test"):
+        plots.plot_loss({"RNN": history}, accuracy=True)

@@ -200,3 +200,8 @@ def test_the_interval_of_the_profile_is_that_of_feasible_eta():
     interval = feasible_eta(layer.cell.maps(x)(3, past), past)
     torch.testing.assert_close(profile.upper[3, 0], interval.upper, rtol=1e-13, atol=0)
     torch.testing.assert_close(profile.lower[3, 0], interval.lower, rtol=1e-13, atol=0)
+
+
+def test_a_solver_that_makes_no_updates():
+    with pytest.raises(ValueError, match="makes no updates .max_iter=0., so there is no condition"):
+        contraction_profile(ERNN(3, 4, max_iter=0), torch.zeros(2, 1, 3))

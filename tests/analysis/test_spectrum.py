@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fixpoint import Picard, solve
-from fixpoint.analysis import spectral_radius
+from fixpoint.analysis import eigenvalues, spectral_radius
 
 KRYLOV = {"memory": 64, "power_steps": 64}
 
@@ -209,3 +209,17 @@ def test_bad_values():
         spectral_radius(torch.tanh, torch.zeros(1, 1), memory=0)
     with pytest.raises(ValueError, match="power_steps must be at least 0; got -1"):
         spectral_radius(torch.tanh, torch.zeros(1, 1), power_steps=-1)
+
+
+def test_all_eigenvalues_of_each_sample():
+    J = torch.from_numpy(np.stack([rotation(0.95, 81), np.diag([0.2, -3.0])]))
+    given = eigenvalues(lambda z: torch.einsum("bij,bj->bi", J, z), zeros(2, 2))
+    c, s = 0.95 * math.cos(math.radians(81)), 0.95 * math.sin(math.radians(81))
+    np.testing.assert_allclose(
+        sorted(given[0].tolist(), key=lambda v: v.imag), [c - 1j * s, c + 1j * s]
+    )
+    np.testing.assert_allclose(given[1].numpy(), [-3, 0.2])
+    x = torch.tensor([[1.0], [torch.nan]])
+    given = eigenvalues(lambda z: 0.5 * x * z, torch.zeros(2, 3))
+    assert given[0].tolist() == [0.5] * 3
+    assert given[1].isnan().all()

@@ -1,0 +1,44 @@
+"""ERNN in the place of torch.nn.RNN: python examples/05_drop_in_for_rnn.py --epochs 15
+
+The paper's toy task: which of two step sizes made a random walk of 100 steps.
+"""
+
+import argparse
+
+import torch
+from torch import nn
+
+from fixpoint import InexactNewton
+from fixpoint.analysis import record_training, toy_walks
+from fixpoint.models import ERNN
+
+
+class Classifier(nn.Module):
+    """Written for torch.nn.RNN; any layer with its call will do."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(10, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output, _ = self.layer(x)
+        return self.head(output[:, -1])
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=15)
+parser.add_argument("--walks", type=int, default=2000, help="of each class")
+options = parser.parse_args()
+x, y = toy_walks(options.walks, seed=0)
+test = toy_walks(options.walks // 2, seed=1)
+solver = InexactNewton(1, timesteps=100)  # one learned step at each t
+for layer in (
+    nn.RNN(2, 10, batch_first=True),
+    ERNN(2, 10, cell="identity-feedback", solver=solver, batch_first=True),
+):
+    torch.manual_seed(0)
+    model = Classifier(layer)
+    history = record_training(model, x, y, test=test, epochs=options.epochs, clip=1.0)
+    assert history.accuracy is not None
+    name, accuracy = type(layer).__name__, history.accuracy[-1]
+    print(f"{name}: test accuracy {accuracy:.1f} %, training loss {history.loss[-1]:.3f}")

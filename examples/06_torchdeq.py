@@ -1,0 +1,37 @@
+"""Solvers to and from torchdeq: python examples/06_torchdeq.py
+
+fixpoint's Anderson drives a torchdeq model, and torchdeq's Broyden a fixpoint layer; both find the
+same equilibrium and the same gradient.
+"""
+
+import torch
+import torchdeq
+
+from fixpoint import FixedPoint, Implicit, TorchDEQSolver, register_torchdeq
+
+torch.manual_seed(0)
+U = (torch.randn(16, 16, dtype=torch.float64) / 8).requires_grad_()
+x = torch.randn(8, 16, dtype=torch.float64)
+z0 = torch.zeros(8, 16, dtype=torch.float64)
+
+
+def phi(z: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(z @ U.T + x)
+
+
+register_torchdeq()
+deq = torchdeq.get_deq(
+    f_solver="fixpoint-anderson", b_solver="fixpoint-anderson", f_tol=1e-10, b_tol=1e-10, ift=True
+)
+(z,), report = deq(phi, z0)
+(ours_in_theirs,) = torch.autograd.grad(z.square().sum(), U)
+print(f"fixpoint-anderson inside torchdeq: {int(report['nstep'].max())} steps")
+
+layer = FixedPoint(TorchDEQSolver("broyden", rtol=1e-10, atol=0.0), Implicit())
+solution = layer(phi, z0).check()
+(theirs_in_ours,) = torch.autograd.grad(solution.z.square().sum(), U)
+print(f"torchdeq's broyden inside fixpoint: {int(solution.iterations.max())} steps")
+
+apart = (z - solution.z).abs().max()
+slopes = (ours_in_theirs - theirs_in_ours).norm() / theirs_in_ours.norm()
+print(f"states differ by {apart:.0e}, gradients by {slopes:.0e} of their norm")

@@ -1,0 +1,79 @@
+"""Figures: each function draws one result of `fixpoint.analysis` on the given or on new axes.
+
+Only this package loads matplotlib; it sets nothing global.
+"""
+
+from fixpoint.analysis.plots.condition import (
+    contraction_figure,
+    diagnosis_figure,
+    plot_contraction,
+    plot_epochs,
+    plot_feasible_eta,
+    plot_gap,
+    plot_iterations,
+    plot_profile,
+    plot_rate,
+)
+from fixpoint.analysis.plots.scalar import plot_equilibrium, plot_steps
+from fixpoint.analysis.plots.solvers import (
+    plot_basins,
+    plot_data_profile,
+    plot_gradient_error,
+    plot_residual_curves,
+    plot_trajectories,
+    plot_work_precision,
+)
+from fixpoint.analysis.plots.style import (
+    COLOURS,
+    METHODS,
+    Figure,
+    add_legend,
+    add_title,
+    panel,
+    panels,
+    save,
+    style_of,
+)
+from fixpoint.analysis.plots.training import (
+    plot_discrimination,
+    plot_drift,
+    plot_eta,
+    plot_gradient_norms,
+    plot_jacobian_spectrum,
+    plot_loss,
+)
+
+__all__ = [
+    "COLOURS",
+    "METHODS",
+    "Figure",
+    "add_legend",
+    "add_title",
+    "contraction_figure",
+    "diagnosis_figure",
+    "panel",
+    "panels",
+    "plot_basins",
+    "plot_contraction",
+    "plot_data_profile",
+    "plot_discrimination",
+    "plot_drift",
+    "plot_epochs",
+    "plot_equilibrium",
+    "plot_eta",
+    "plot_feasible_eta",
+    "plot_gap",
+    "plot_gradient_error",
+    "plot_gradient_norms",
+    "plot_iterations",
+    "plot_jacobian_spectrum",
+    "plot_loss",
+    "plot_profile",
+    "plot_rate",
+    "plot_residual_curves",
+    "plot_steps",
+    "plot_trajectories",
+    "plot_work_precision",
+    "save",
+    "style_of",
+]

@@ -1,0 +1,274 @@
+"""Figures of the convergence condition: over time, over updates, over training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fixpoint.analysis.diagnose import Diagnosis
+from fixpoint.analysis.plots.style import COLOURS, add_legend, legend_below, panel, panels
+from fixpoint.analysis.rate import ConvergenceRate
+from fixpoint.analysis.sequence import ContractionProfile
+
+BEFORE, AFTER, INTERVAL = COLOURS["grey"], COLOURS["blue"], COLOURS["orange"]
+NORM = r"$\|I + \eta f'(h)\|_2$"
+
+
+def plot_contraction(axes: Axes, before: dict[str, Any], after: dict[str, Any], k: int) -> None:
+    """||I + eta f'(h)||_2 of update k over time: median of the windows, and their range.
+
+    Args:
+        axes: where to draw.
+        before, after: a `ContractionProfile` as lists, see `fixpoint.training.execute`.
+        k: index of the update.
+    """
+    for profile, colour, name in ((before, BEFORE, "before training"), (after, AFTER, "after")):
+        norm = np.array(profile["norm"])[:, k]
+        t = np.array(profile["t"]) + 1
+        axes.plot(t, np.median(norm, 1), color=colour, marker="o", markersize=3, label=name)
+        axes.fill_between(t, norm.min(1), norm.max(1), color=colour, alpha=0.2, linewidth=0)
+    axes.axhline(1, color="black", linestyle="--", linewidth=1)
+    axes.set_ylabel(r"$\|I + \eta f'(h)\|_2$")
+
+
+def plot_feasible_eta(axes: Axes, after: dict[str, Any], k: int) -> None:
+    """eta of update k over time, and the interval in which the condition holds in all windows.
+
+    The interval is left out at time steps where some window has none.
+    """
+    t = np.array(after["t"]) + 1
+    lower = np.array(after["lower"], dtype=float)[:, k].max(1)
+    upper = np.array(after["upper"], dtype=float)[:, k].min(1)
+    eta = np.array(after["eta"])[:, k]
+    good = upper > lower  # False where NaN
+    axes.fill_between(
+        t, lower, upper, where=good, color=INTERVAL, alpha=0.35, linewidth=0, label="feasible"
+    )
+    axes.vlines(t[good], lower[good], upper[good], color=INTERVAL, linewidth=1.5)
+    if not good.all():
+        axes.plot(
+            t[~good], np.zeros((~good).sum()), "x", color=INTERVAL, label="no feasible $\\eta$"
+        )
+    axes.plot(t, eta, color=AFTER, marker="o", markersize=3, label=r"$\eta$ used")
+    axes.axhline(0, color="black", linewidth=0.5)
+    axes.set_ylabel(r"$\eta$")
+    axes.set_xlabel("time step $t$")
+
+
+def contraction_figure(records: list[dict[str, Any]]) -> Figure:
+    """One column for each update of each record: the norm above, eta and its interval below."""
+    columns = [(r, k) for r in records for k in range(len(r["contraction"]["after"]["eta"][0]))]
+    figure = Figure(figsize=(max(3.1 * len(columns), 5), 5.2), layout="constrained")
+    grid = figure.subplots(2, len(columns), sharex=True, squeeze=False)
+    for (record, k), top, bottom in zip(columns, grid[0], grid[1], strict=True):
+        before, after = record["contraction"]["before"], record["contraction"]["after"]
+        plot_contraction(top, before, after, k)
+        plot_feasible_eta(bottom, after, k)
+        updates = len(after["eta"][0])
+        which = f", k={k + 1}" if updates > 1 else ""
+        top.set_title(f"{record['label']}{which}\n{record['run']['cell']} cell", fontsize=10)
+    legend_below(figure, grid.ravel().tolist())
+    run = records[0]["run"]
+    figure.suptitle(f"Convergence condition on {run['dataset']}: below 1 the solve contracts")
+    return figure
+
+
+def plot_profile(profile: ContractionProfile, axes: Axes | None = None) -> Axes:
+    """||I + eta f'(h)||_2 over time, one curve an update: median of the windows, and their range.
+
+    The dots below mark the steps at which eta is negative.
+
+    Source: Theorem 1 of Zhang et al. (2019), at every time step of a sequence.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import contraction_profile, plots
+        >>> from fixpoint.models import ERNN
+        >>> profile = contraction_profile(ERNN(9, 8), torch.randn(20, 4, 9))
+        >>> plots.plot_profile(profile).get_xlabel()
+        'time step $t$'
+    """
+    axes = panel(axes)
+    t = profile.t.numpy() + 1
+    styles = ("-", "--", ":", "-.")
+    for k in range(profile.eta.shape[1]):
+        norm, eta = profile.norm[:, k].double(), profile.eta[:, k].numpy()
+        median, (low, high) = norm.nanmedian(1)[0], _range(norm)
+        colour = list(COLOURS.values())[k % 4]
+        axes.plot(t, median, color=colour, linestyle=styles[k % 4], label=f"$k = {k + 1}$")
+        axes.fill_between(t, low, high, color=colour, alpha=0.2, linewidth=0)
+        negative = eta < 0
+        if negative.any():
+            axes.plot(
+                t[negative],
+                np.full(negative.sum(), 0.03),
+                "v",
+                color=colour,
+                markersize=3,
+                clip_on=False,
+                transform=axes.get_xaxis_transform(),
+                label=f"$\\eta < 0$, $k = {k + 1}$",
+            )
+    axes.axhline(1, color="black", linestyle="--", linewidth=0.8)
+    axes.set(xlabel="time step $t$", ylabel=NORM)
+    add_legend(axes)
+    return axes
+
+
+def plot_gap(gap: Tensor, axes: Axes | None = None) -> Axes:
+    """Distance of each state from its equilibrium over time: median, 10 % and 90 % of windows.
+
+    Args:
+        gap: (T, B), see `equilibrium_gap`.
+
+    Source: Zhang et al. (2019), Eq. h: h_t = phi(h_t, h_{t-1}, x_t) would be a gap of 0.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import plots
+        >>> plots.plot_gap(torch.rand(20, 4)).get_xlabel()
+        'time step $t$'
+    """
+    axes = panel(axes)
+    t = np.arange(1, len(gap) + 1)
+    low, middle, high = np.nanquantile(gap.double().numpy(), [0.1, 0.5, 0.9], axis=1)
+    axes.plot(t, middle, color=AFTER, label="median")
+    axes.fill_between(t, low, high, color=AFTER, alpha=0.2, linewidth=0, label="10 % .. 90 %")
+    if middle.min() > 0 and middle.max() / middle.min() > 100:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(0, 1.05 * max(1, high.max()))
+    axes.set(xlabel="time step $t$", ylabel=r"$|\phi(h_t) - h_t|$ / size")
+    add_legend(axes)
+    return axes
+
+
+def diagnosis_figure(diagnosis: Diagnosis) -> Figure:
+    """The condition, eta with its feasible interval, and the distance from equilibrium over time.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import diagnose, plots
+        >>> from fixpoint.models import ERNN
+        >>> figure = plots.diagnosis_figure(diagnose(ERNN(9, 8), torch.randn(20, 4, 9)))
+        >>> len(figure.axes)
+        3
+    """
+    profile = diagnosis.profile
+    updates = profile.eta.shape[1]
+    axes = panels(2 + updates, sharex=True, height=2.0)
+    plot_profile(profile, axes[0])
+    lists = {name: part.tolist() for name, part in profile._asdict().items()}
+    for k in range(updates):
+        plot_feasible_eta(axes[1 + k], lists, k)
+        axes[1 + k].set(xlabel="", ylabel=rf"$\eta$, $k = {k + 1}$" if updates > 1 else r"$\eta$")
+        add_legend(axes[1 + k])
+    axes[0].set_xlabel("")
+    plot_gap(diagnosis.gap, axes[-1])
+    figure = axes[0].figure
+    assert isinstance(figure, Figure)
+    return figure
+
+
+def plot_epochs(profiles: Sequence[ContractionProfile], axes: Axes | None = None) -> Axes:
+    """||I + eta f'(h)||_2 over training: all (t, k) and windows of each epoch, 0 = untrained.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import contraction_profile, plots
+        >>> from fixpoint.models import ERNN
+        >>> profile = contraction_profile(ERNN(9, 8), torch.randn(20, 4, 9))
+        >>> plots.plot_epochs([profile, profile]).get_xlabel()
+        'epoch'
+    """
+    axes = panel(axes)
+    values = np.stack([profile.norm.double().flatten().numpy() for profile in profiles], 1)
+    low, middle, high = np.nanquantile(values, [0.05, 0.5, 0.95], axis=0)
+    epochs = np.arange(len(profiles))
+    axes.plot(epochs, middle, color=AFTER, marker="o", markersize=2.5, label="median")
+    axes.fill_between(epochs, low, high, color=AFTER, alpha=0.2, linewidth=0, label="5 % .. 95 %")
+    axes.axhline(1, color="black", linestyle="--", linewidth=0.8)
+    axes.set(xlabel="epoch", ylabel=NORM)
+    add_legend(axes)
+    return axes
+
+
+def plot_iterations(profile: ContractionProfile, axes: Axes | None = None) -> Axes:
+    """||I + eta f'(z)||_2 and the largest feasible eta over the updates of one solve.
+
+    Median and range of the samples; where some sample has no feasible eta none is drawn.
+
+    Args:
+        profile: of `iteration_profile`.
+
+    Source: Theorem 1 of Zhang et al. (2019), for k = 1, 2, ...
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Picard, solve
+        >>> from fixpoint.analysis import iteration_profile, plots
+        >>> solver = Picard(max_iter=9, rtol=0, atol=0, record="iterates")
+        >>> trace = solve(torch.cos, torch.zeros(1, 1), solver).trace
+        >>> plots.plot_iterations(iteration_profile(torch.cos, trace, 1.0)).get_xlabel()
+        'update $k$'
+    """
+    axes = panel(axes)
+    norm = profile.norm[0].double()
+    k = np.arange(1, len(norm) + 1)
+    axes.plot(k, norm.nanmedian(1)[0], "o-", color=AFTER, markersize=2.5, label=NORM)
+    axes.fill_between(k, *_range(norm), color=AFTER, alpha=0.2, linewidth=0)
+    upper = profile.upper[0].amin(1)  # NaN where one sample has none
+    axes.plot(k, upper, "s--", color=INTERVAL, markersize=2.5, label=r"largest feasible $\eta$")
+    axes.plot(k, profile.eta[0], ":", color=BEFORE, label=r"$\eta$ used")
+    axes.axhline(1, color="black", linestyle="--", linewidth=0.8)
+    axes.set(xlabel="update $k$", ylabel=r"norm, $\eta$")
+    axes.set_ylim(bottom=min(0, float(profile.eta.min())))
+    add_legend(axes)
+    return axes
+
+
+def plot_rate(speed: ConvergenceRate, axes: Axes | None = None, *, row: int = 0) -> Axes:
+    """Lemma 1's ||r_k|| / ||f(z_k)|| and tau beside the measured rate, over the updates.
+
+    Args:
+        row: which sample.
+
+    Source: Dembo, Eisenstat, Steihaug (1982), as Lemma 1 of Zhang et al. (2019).
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Picard, solve
+        >>> from fixpoint.analysis import convergence_rate, plots
+        >>> solver = Picard(record="iterates")
+        >>> speed = convergence_rate(solve(torch.cos, torch.zeros(1, 1), solver).trace, torch.cos)
+        >>> plots.plot_rate(speed).get_xlabel()
+        'update $k$'
+    """
+    axes = panel(axes)
+    k = np.arange(1, len(speed.rate) + 1)
+    axes.plot(k, speed.rate[:, row], "o-", color=AFTER, markersize=3, label="measured rate")
+    axes.plot(
+        k, speed.forcing[:, row], "x--", color=INTERVAL, markersize=4, label=r"$\|r\| / \|f\|$"
+    )
+    axes.axhline(speed.tau[row].item(), color=BEFORE, linestyle=":", label=r"$\tau$ of Lemma 1")
+    axes.axhline(1, color="black", linestyle="--", linewidth=0.8)
+    axes.set(xlabel="update $k$", ylabel="error ratio of one update")
+    axes.set_ylim(bottom=0)
+    add_legend(axes)
+    return axes
+
+
+def _range(norm: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Smallest and largest of each row, NaN left out; NaN where a row has nothing else."""
+    nan = norm.isnan()
+    low = norm.masked_fill(nan, float("inf")).amin(1)
+    high = norm.masked_fill(nan, float("-inf")).amax(1)
+    empty = nan.all(1)
+    return low.masked_fill(empty, float("nan")).numpy(), high.masked_fill(
+        empty, float("nan")
+    ).numpy()

@@ -1,0 +1,89 @@
+"""Figures of the scalar equilibrium Phi(alpha)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from fixpoint.analysis.equilibrium import EXPANDING_BAND, equilibrium, equilibrium_derivative
+from fixpoint.analysis.plots.style import COLOURS, add_legend, panel, style_of
+from fixpoint.analysis.scalar import newton_steps, plain_steps
+
+
+def plot_equilibrium(axes: Axes | None = None, *, reach: float = 1.0) -> Axes:
+    """Phi and Phi' over alpha, and the band in which Phi' exceeds 1.
+
+    Args:
+        reach: alpha from -reach to reach.
+
+    Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network, figure
+        "fixed-point and derivative of Phi vs alpha".
+
+    Example:
+        >>> from fixpoint.analysis import plots
+        >>> plots.plot_equilibrium().get_xlabel()
+        '$\\\\alpha$'
+    """
+    axes = panel(axes)
+    # Odd: both sides of 0, where Phi' is infinite, but not 0 itself.
+    half = torch.logspace(-5, 0, 300, dtype=torch.float64) * reach
+    alpha = torch.cat([-half.flip(0), half])
+    axes.axvspan(
+        -EXPANDING_BAND,
+        EXPANDING_BAND,
+        color=COLOURS["grey"],
+        alpha=0.2,
+        linewidth=0,
+        label=r"$\Phi' > 1$",
+    )
+    axes.plot(alpha, equilibrium(alpha), color=COLOURS["blue"], label=r"$\Phi(\alpha)$")
+    slope = equilibrium_derivative(alpha)
+    axes.plot(alpha, slope, "--", color=COLOURS["vermilion"], label=r"$\Phi'(\alpha)$")
+    axes.axhline(0, color="black", linewidth=0.5)
+    axes.set(xlabel=r"$\alpha$", ylabel=r"$\Phi$ and $\Phi'$", ylim=(-1.2, 4), xlim=(-reach, reach))
+    add_legend(axes, loc="upper right")
+    return axes
+
+
+def plot_steps(
+    alpha: Tensor | None = None,
+    axes: Axes | None = None,
+    *,
+    atol: float = 1e-6,
+    eta: float = 0.5,
+    max_iter: int = 100_000,
+) -> Axes:
+    """Steps of plain, damped and Newton iteration to the equilibrium, over alpha.
+
+    Args:
+        alpha: positive numbers; 1e-5 to 10 if not given.
+        atol: distance to Phi that plain and damped iteration have to reach.
+        eta: step of damped iteration.
+        max_iter: most steps; longer runs are left out.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import plots
+        >>> plots.plot_steps(torch.tensor([0.1, 1.0], dtype=torch.float64)).get_yscale()
+        'log'
+    """
+    axes = panel(axes)
+    alpha = torch.logspace(-5, 1, 25, dtype=torch.float64) if alpha is None else alpha
+    for name, label, steps in (
+        ("picard", "plain", plain_steps(alpha, atol=atol, max_iter=max_iter)),
+        (
+            "inexact-newton",
+            rf"damped, $\eta = {eta:g}$",
+            plain_steps(alpha, eta=eta, atol=atol, max_iter=max_iter),
+        ),
+        ("newton", "Newton, to rounding", newton_steps(alpha)),
+    ):
+        count = np.where(steps.numpy() >= 0, steps.numpy(), np.nan)
+        axes.plot(alpha, count, **{**style_of(name), "label": label})
+    axes.axvline(EXPANDING_BAND, color=COLOURS["grey"], linewidth=0.8, label=r"$\Phi' = 1$")
+    axes.set(xscale="log", yscale="log", xlabel=r"$\alpha$")
+    axes.set_ylabel(rf"steps to $|h - \Phi| \leq$ {atol:g}")
+    add_legend(axes)
+    return axes

@@ -1,0 +1,190 @@
+"""Figures of solvers: cost against accuracy, gradient errors, basins and trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.patheffects import withStroke
+from torch import Tensor
+
+from fixpoint.analysis.basins import Basins
+from fixpoint.analysis.plots.style import COLOURS, add_legend, panel, style_of
+from fixpoint.analysis.work import GradientError, ResidualCurve, WorkPoint
+
+
+def plot_residual_curves(curves: Mapping[str, ResidualCurve], axes: Axes | None = None) -> Axes:
+    """Smallest relative residual so far against work, of the worst sample, by solver.
+
+    Exact zeros are drawn at 1e-17.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Picard
+        >>> from fixpoint.analysis import plots, residual_curves
+        >>> curves = residual_curves(torch.cos, torch.zeros(1, 1), {"picard": Picard()})
+        >>> plots.plot_residual_curves(curves).get_xlabel()
+        'evaluations + Jacobian products'
+    """
+    axes = panel(axes)
+    for name, curve in curves.items():
+        worst = curve.residual.double().amax(1).clamp_min(1e-17)
+        axes.plot(curve.work, worst, markevery=max(1, len(worst) // 10), **style_of(name))
+    axes.set(yscale="log", xscale="log", xlabel="evaluations + Jacobian products")
+    axes.set_ylabel(r"$|\phi(z) - z|$ / $|\phi(z)|$")
+    add_legend(axes, columns=1 if len(curves) <= 2 else 2)
+    return axes
+
+
+def plot_work_precision(
+    points: Mapping[str, Sequence[WorkPoint]],
+    axes: Axes | None = None,
+    *,
+    by: Literal["work", "seconds"] = "work",
+    accuracy: Literal["residual", "error"] = "residual",
+) -> Axes:
+    """What each solver reached against what it took; only where all samples converged.
+
+    Args:
+        by: evaluations and products, or seconds.
+        accuracy: relative residual, or relative error where the root is known.
+
+    Source: Hairer and Wanner (1996), Solving ordinary differential equations II, section IV.10.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Picard
+        >>> from fixpoint.analysis import plots, work_precision
+        >>> points = work_precision(torch.cos, torch.zeros(1, 1).double(), {"picard": Picard()})
+        >>> plots.plot_work_precision(points, by="seconds").get_xlabel()
+        'time (s)'
+    """
+    axes = panel(axes)
+    for name, row in points.items():
+        good = [point for point in row if point.share_converged == 1]
+        if good:
+            x = [getattr(point, by) for point in good]
+            y = [max(getattr(point, accuracy), 1e-17) for point in good]
+            axes.plot(x, y, **style_of(name))
+    xlabel = "evaluations + Jacobian products" if by == "work" else "time (s)"
+    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=f"relative {accuracy} reached")
+    add_legend(axes, columns=1 if len(points) <= 2 else 2)
+    return axes
+
+
+def plot_data_profile(works: Mapping[str, Sequence[float]], axes: Axes | None = None) -> Axes:
+    """Share of the problems that each solver solved within so much work.
+
+    Args:
+        works: work that each problem took, inf where it was not solved; one order for all.
+
+    Source: More and Wild (2009), Benchmarking derivative-free optimization algorithms, data
+        profiles.
+
+    Example:
+        >>> from fixpoint.analysis import plots
+        >>> plots.plot_data_profile({"picard": [10, 40, float("inf")]}).get_ylabel()
+        'problems solved (%)'
+    """
+    axes = panel(axes)
+    most = max(w for row in works.values() for w in row if np.isfinite(w))
+    for name, row in works.items():
+        solved = np.sort([w for w in row if np.isfinite(w)])
+        share = 100 * np.arange(1, len(solved) + 1) / len(row)
+        x, y = np.append(solved, most), np.append(share, share[-1:] if len(share) else 0)
+        every = max(1, len(x) // 8)
+        axes.plot(x, y, drawstyle="steps-post", markevery=every, **style_of(name))
+    axes.set(xscale="log", xlabel="evaluations + Jacobian products", ylim=(0, 100))
+    axes.set_ylabel("problems solved (%)")
+    add_legend(axes, columns=1 if len(works) <= 2 else 2)
+    return axes
+
+
+def plot_gradient_error(error: GradientError, axes: Axes | None = None) -> Axes:
+    """Error of unrolled and implicit gradients against evaluations of the forward solve.
+
+    Source: see `gradient_error`.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import gradient_error, plots
+        >>> a = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
+        >>> z0 = torch.zeros(1, 1, dtype=torch.float64)
+        >>> plots.plot_gradient_error(gradient_error(lambda z: a * z + 1, z0, [a])).get_yscale()
+        'log'
+    """
+    axes = panel(axes)
+    floor = 1e-17
+    unrolled, implicit = (e.double().clamp_min(floor) for e in (error.unrolled, error.implicit))
+    axes.plot(error.unrolled_work, unrolled, **{**style_of("unrolled"), "label": "unrolled, K"})
+    axes.plot(
+        error.implicit_work, implicit, **{**style_of("implicit"), "label": "implicit, tolerance"}
+    )
+    axes.set(xscale="log", yscale="log", xlabel=r"evaluations of $\phi$, forward")
+    axes.set_ylabel("relative error of the gradient")
+    add_legend(axes)
+    return axes
+
+
+def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
+    """The basin of each fixed point in its colour, paler where it took longer; grey: none.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import basins, plots
+        >>> ends = basins(lambda z: torch.tanh(2 * z), "picard", size=10)
+        >>> plots.plot_basins(ends).get_xlabel()
+        '$z_1$'
+    """
+    axes = panel(axes)
+    palette = ["blue", "orange", "green", "purple", "vermilion", "sky", "black"]
+    colours = [COLOURS["grey"], *(COLOURS[palette[i % 7]] for i in range(max(len(ends.roots), 1)))]
+    box = (ends.x[0].item(), ends.x[-1].item(), ends.y[0].item(), ends.y[-1].item())
+    taken = ends.iterations.double().numpy()
+    shade = 0.85 - 0.55 * np.log1p(taken) / max(np.log1p(taken.max()), 1e-9)
+    axes.imshow(
+        ends.basin.numpy() + 1,
+        extent=box,
+        origin="lower",
+        aspect="auto",
+        cmap=ListedColormap(colours),
+        vmin=-0.5,
+        vmax=len(colours) - 0.5,
+        alpha=shade,
+        interpolation="nearest",
+    )
+    for x, y in ends.roots.tolist():
+        axes.plot(x, y, "*", color="black", markersize=7, markeredgecolor="white", zorder=5)
+    axes.set(xlabel="$z_1$", ylabel="$z_2$", xlim=box[:2], ylim=box[2:])
+    return axes
+
+
+def plot_trajectories(path: Tensor, axes: Axes | None = None, *, name: str = "picard") -> Axes:
+    """The iterates of a solver in the plane, from each start (dot).
+
+    Args:
+        path: (n + 1, B, 2), see `trajectories`.
+        name: of the solver, for colour and legend.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Picard
+        >>> from fixpoint.analysis import plots, trajectories
+        >>> path = trajectories(torch.cos, torch.rand(3, 2), Picard())
+        >>> plots.plot_trajectories(path).get_ylabel()
+        '$z_2$'
+    """
+    axes = panel(axes)
+    outline = [withStroke(linewidth=3, foreground="white")]
+    style = {**style_of(name), "markersize": 2, "path_effects": outline}
+    for row in range(path.shape[1]):
+        axes.plot(path[:, row, 0], path[:, row, 1], **{**style, "label": name if not row else None})
+        axes.plot(
+            *path[0, row].tolist(), "o", color=style["color"], markersize=4, markeredgecolor="white"
+        )
+    axes.set(xlabel="$z_1$", ylabel="$z_2$")
+    add_legend(axes)
+    return axes

@@ -1,0 +1,135 @@
+"""How figures look: one table of colours, column width, 8 point text; nothing global is set."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+COLUMN = 3.3
+"""Width of a column of a two-column paper, in inches."""
+
+COLOURS = {
+    "blue": "#0072B2",
+    "orange": "#E69F00",
+    "green": "#009E73",
+    "purple": "#CC79A7",
+    "vermilion": "#D55E00",
+    "sky": "#56B4E9",
+    "black": "#000000",
+    "grey": "#777777",
+}
+"""Colours that colour-blind readers can tell apart (Okabe and Ito, 2008), without their yellow,
+which is too pale for a line on white."""
+
+METHODS: dict[str, tuple[str, str, str]] = {
+    "inexact-newton": ("blue", "o", "-"),
+    "picard": ("orange", "s", "--"),
+    "anderson": ("green", "^", "-"),
+    "broyden": ("purple", "D", "-."),
+    "newton": ("vermilion", "v", "-"),
+    "newton-krylov": ("sky", "x", "--"),
+    "barzilai-borwein": ("black", "+", ":"),
+    "scipy": ("grey", "*", ":"),
+    "ERNN": ("blue", "o", "-"),
+    "ERNN K=1": ("blue", "o", "-"),
+    "ERNN K=2": ("vermilion", "v", "-"),
+    "RNN": ("orange", "s", "--"),
+    "LSTM": ("purple", "D", "-."),
+    "GRU": ("sky", "x", "--"),
+    "FastRNN": ("green", "^", "-."),
+    "FastGRNN": ("black", "+", ":"),
+    "unrolled": ("orange", "s", "--"),
+    "implicit": ("blue", "o", "-"),
+}
+"""Colour, marker and line of each method: the same in every figure, and told apart in grey too."""
+
+TEXT: Any = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+}
+
+
+def style_of(name: str) -> dict[str, Any]:
+    """Keywords of `Axes.plot` for a method: its own of `METHODS`, or one found from its name.
+
+    Example:
+        >>> from fixpoint.analysis import plots
+        >>> plots.style_of("anderson")["color"]
+        '#009E73'
+    """
+    if name in METHODS:
+        colour, marker, line = METHODS[name]
+    else:
+        palette = list(COLOURS)
+        colour = palette[zlib.crc32(name.encode()) % len(palette)]
+        marker, line = "p", (0, (4, 1, 1, 1))  # type: ignore[assignment]
+    return {
+        "color": COLOURS[colour],
+        "marker": marker,
+        "markersize": 3.5,
+        "linestyle": line,
+        "label": name,
+    }
+
+
+def panels(rows: int = 1, columns: int = 1, *, height: float = 2.4, **options: Any) -> list[Axes]:
+    """Axes of a new figure, row by row, each a column wide and `height` inches high.
+
+    Args:
+        options: of `Figure.subplots`, as sharex.
+    """
+    with matplotlib.rc_context(TEXT):
+        figure = Figure(figsize=(COLUMN * columns, height * rows), layout="constrained")
+        return list(figure.subplots(rows, columns, squeeze=False, **options).ravel())
+
+
+def panel(axes: Axes | None) -> Axes:
+    """The given axes, or those of a new figure of column width."""
+    return panels()[0] if axes is None else axes
+
+
+def add_legend(axes: Axes, *, title: str | None = None, columns: int = 1, **options: Any) -> None:
+    """A legend a point smaller than the labels of the axes; above them with several columns."""
+    size = axes.xaxis.label.get_fontsize() - 1  # type: ignore[operator]
+    if columns > 1:
+        options = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "frameon": False, **options}
+    axes.legend(
+        fontsize=size,
+        title=title,
+        title_fontsize=size,
+        ncols=columns,
+        handlelength=1.8,
+        framealpha=0.7,
+        **options,
+    )
+
+
+def add_title(axes: Axes, text: str) -> None:
+    """A title in the size of the labels of the axes."""
+    axes.set_title(text, fontsize=axes.xaxis.label.get_fontsize())
+
+
+def legend_below(figure: Figure, axes: list[Axes]) -> None:
+    """One legend for all axes, under them: inside it would hide a curve."""
+    handles: dict[str, Any] = {}
+    for one in axes:
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(
+        list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles)
+    )
+
+
+def save(figure: Figure, path: Path | str, *, dpi: int = 150) -> None:
+    """Write a figure as PNG, `dpi` dots an inch."""
+    FigureCanvasAgg(figure).print_figure(path, dpi=dpi)
