@@ -150,9 +150,3 @@ def test_compare_takes_your_own_file(tmp_path):
         run("compare", "--dataset", str(tmp_path / "bad.npz"), "--out", str(tmp_path / "o")),
         "bad.npz has no y",
     )
-
-
-def test_compare_refuses_words(tmp_path, full_path):
-    full_path("yelp10k.npz")
-    result = run("compare", "--dataset", "yelp5", "--out", str(tmp_path))
-    refused(result, "yelp5 holds words: --dataset must hold sequences of vectors")
