@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -60,16 +59,17 @@ def load_dataset(name: str) -> Dataset:
     return DATASETS[name]() if name in DATASETS else load(name)
 
 
-@functools.cache
 def fingerprint(name: str) -> str:
-    """What tells a user's own data from other data of the same path; empty for a named data set.
+    """What tells a user's own data from other data of the same path; empty where there is none.
 
     >>> fingerprint("har2")
     ''
     """
-    if name in DATASETS:
-        return ""
     path = Path(name).expanduser()
+    return "" if name in DATASETS or not path.exists() else _digest(path)
+
+
+def _digest(path: Path) -> str:
     files = sorted(path.rglob("*.csv")) if path.is_dir() else [path]
     digest = hashlib.sha256()
     for file in files:

@@ -52,13 +52,17 @@ def test_weights_are_dropped_once_a_sequence(name):
 
 def test_which_weights_are_recurrent():
     assert RecurrentDropout(LAYERS["lstm"]()).recurrent == ["weight_hh_l0"]
-    assert RecurrentDropout(LAYERS["jordan"]()).recurrent == ["cell.V", "cell.U1", "cell.U2"]
+    assert RecurrentDropout(LAYERS["jordan"]()).recurrent == [
+        "l0.cell.V",
+        "l0.cell.U1",
+        "l0.cell.U2",
+    ]
     bounded = ERNN(3, 4, cell="self-feedback", solver="picard")
     from fixpoint.models import contract
 
     contract(bounded.cell, "U", bound=0.5)
     names = RecurrentDropout(bounded).recurrent
-    assert sorted(names) == ["cell.V", "cell.parametrizations.U.original"]
+    assert sorted(names) == ["l0.cell.V", "l0.cell.parametrizations.U.original"]
 
 
 def test_inputs_and_outputs_are_dropped_in_training_only():
