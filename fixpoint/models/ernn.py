@@ -169,18 +169,10 @@ class ERNN(Recurrent):
                 "trajectory follows one layer in one direction: call it on an ERNN with "
                 "num_layers=1 and bidirectional=False"
             )
-        self._check(x, hx)
-        unbatched = x.dim() == 2
-        time_first = x.unsqueeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x
-        h0 = None if hx is None else hx if unbatched else hx[0]
-        path = scan(self.cell, self.fixed_point, time_first, h0)
-        output = path.output
-        if unbatched:
-            output = output.squeeze(1)
-        elif self.batch_first:
-            output = output.transpose(0, 1)
-        h_n = path.h_n if unbatched else path.h_n.unsqueeze(0)
-        return path._replace(output=output, h_n=h_n)
+        time_first, start = self._time_first(x, hx)
+        path = scan(self.cell, self.fixed_point, time_first, None if start is None else start[0])
+        h_n = path.h_n if x.dim() == 2 else path.h_n.unsqueeze(0)
+        return path._replace(output=self._as_given(x, path.output), h_n=h_n)
 
 
 def _why_not_fused(cell: Cell, fixed_point: FixedPoint) -> str | None:

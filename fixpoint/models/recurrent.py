@@ -308,23 +308,26 @@ class Recurrent(nn.Module):
     ) -> tuple[Tensor | PackedSequence, Tensor]:
         if isinstance(x, PackedSequence):
             return self._packed(x, hx)
-        self._check(x, hx)
-        if x.dim() == 2:
-            output, h_n = self._run(x.unsqueeze(1), None if hx is None else hx.unsqueeze(1))
-            return output.squeeze(1), h_n.squeeze(1)
-        output, h_n = self._run(x.transpose(0, 1) if self.batch_first else x, hx)
-        return (output.transpose(0, 1) if self.batch_first else output), h_n
+        output, h_n = self._run(*self._time_first(x, hx))
+        return self._as_given(x, output), h_n.squeeze(1) if x.dim() == 2 else h_n
 
     def last_output(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
         """The output of the last time step alone, (B, D n) or (D n,): cheaper than `forward`."""
+        last = self._run(*self._time_first(x, hx), last_only=True)[0]
+        return last.squeeze(0) if x.dim() == 2 else last
+
+    def _time_first(self, x: Tensor, hx: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """x as (T, B, d) and hx as (D L, B, n), after a check."""
         self._check(x, hx)
-        unbatched = x.dim() == 2
-        if unbatched:
-            x, hx = x.unsqueeze(1), None if hx is None else hx.unsqueeze(1)
-        elif self.batch_first:
-            x = x.transpose(0, 1)
-        last = self._run(x, hx, last_only=True)[0]
-        return last.squeeze(0) if unbatched else last
+        if x.dim() == 2:
+            return x.unsqueeze(1), None if hx is None else hx.unsqueeze(1)
+        return x.transpose(0, 1) if self.batch_first else x, hx
+
+    def _as_given(self, x: Tensor, output: Tensor) -> Tensor:
+        """The output, (T, B, D n), in the layout of x."""
+        if x.dim() == 2:
+            return output.squeeze(1)
+        return output.transpose(0, 1) if self.batch_first else output
 
     def _packed(self, x: PackedSequence, hx: Tensor | None) -> tuple[PackedSequence, Tensor]:
         in_order = x._replace(sorted_indices=None, unsorted_indices=None)
