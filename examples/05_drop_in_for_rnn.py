@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from fixpoint import InexactNewton
-from fixpoint.analysis import record_training, toy_walks
+from fixpoint.analysis import record_training
+from fixpoint.data.toy_walks import toy_walks
 from fixpoint.models import ERNN
 
 
@@ -27,10 +28,9 @@ class Classifier(nn.Module):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=15)
-parser.add_argument("--walks", type=int, default=2000, help="of each class")
+parser.add_argument("--walks", type=int, default=2000, help="of each class to train on")
 options = parser.parse_args()
-x, y = toy_walks(options.walks, seed=0)
-test = toy_walks(options.walks // 2, seed=1)
+data = toy_walks(walks=2 * options.walks)  # one half is for testing
 solver = InexactNewton(1, timesteps=100)  # one learned step at each t
 for layer in (
     nn.RNN(2, 10, batch_first=True),
@@ -38,7 +38,14 @@ for layer in (
 ):
     torch.manual_seed(0)
     model = Classifier(layer)
-    history = record_training(model, x, y, test=test, epochs=options.epochs, clip=1.0)
+    history = record_training(
+        model,
+        data.x_train,
+        data.y_train,
+        test=(data.x_test, data.y_test),
+        epochs=options.epochs,
+        clip=1.0,
+    )
     assert history.accuracy is not None
     name, accuracy = type(layer).__name__, history.accuracy[-1]
     print(f"{name}: test accuracy {accuracy:.1f} %, training loss {history.loss[-1]:.3f}")

@@ -337,7 +337,7 @@ def figures(
         int, typer.Option(parser=_count, metavar="N", help="Epochs of each training.")
     ] = 25,
     walks: Annotated[
-        int, typer.Option(parser=_count, metavar="N", help="Toy walks of each class.")
+        int, typer.Option(parser=_count, metavar="N", help="Toy walks of each class to train on.")
     ] = 2000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, walks and order.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the PNG files.")] = Path("runs/figures"),
@@ -346,6 +346,7 @@ def figures(
     from fixpoint.analysis import plots
     from fixpoint.analysis.figures import FIGURES, Runs, figure
     from fixpoint.data import load_dataset, normalise
+    from fixpoint.data.toy_walks import toy_walks
     from fixpoint.names import unknown_name
 
     names = names or list(FIGURES)
@@ -356,7 +357,8 @@ def figures(
                 raise ValueError(unknown_name("figure", name, FIGURES))
         data = normalise(load_dataset(dataset))
         out.mkdir(parents=True, exist_ok=True)
-        runs = Runs(data, epochs=epochs, walks=walks, seed=seed)
+        # One half of the walks is for testing.
+        runs = Runs(data, toy_walks(walks=2 * walks, seed=seed), epochs=epochs, seed=seed)
         for name in names:
             path = out / f"{name}.png"
             with console.status(f"drawing {name}"):

@@ -28,7 +28,6 @@ from fixpoint.analysis.sequence import (
 )
 from fixpoint.analysis.spectrum import eigenvalues, spectral_radius
 from fixpoint.analysis.states import gradient_norms, hidden_states, jacobian_spectrum
-from fixpoint.analysis.toy import Walks, toy_walks
 from fixpoint.analysis.work import (
     GradientError,
     ResidualCurve,
@@ -49,7 +48,6 @@ __all__ = [
     "History",
     "ParameterDrift",
     "ResidualCurve",
-    "Walks",
     "WorkPoint",
     "basins",
     "class_distance_ratio",
@@ -79,7 +77,6 @@ __all__ = [
     "residual_curves",
     "scalar_equilibrium",
     "spectral_radius",
-    "toy_walks",
     "trajectories",
     "work_precision",
 ]

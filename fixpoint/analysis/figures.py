@@ -16,7 +16,6 @@ from fixpoint.analysis.history import History, discrimination, parameter_drift, 
 from fixpoint.analysis.plots import Figure
 from fixpoint.analysis.sequence import contraction_profile, learned_eta
 from fixpoint.analysis.states import gradient_norms, recurrent_layer
-from fixpoint.analysis.toy import toy_walks
 from fixpoint.analysis.work import gradient_error, residual_curves, work_precision
 from fixpoint.models import ERNN, LastStateClassifier
 from fixpoint.names import unknown_name
@@ -45,29 +44,29 @@ class Runs:
 
     Args:
         data: windows for the figures on real data; None if only others are drawn.
+        walks: toy walks (`fixpoint.data.toy_walks`); None if only others are drawn.
         epochs: of every training.
-        walks: toy walks of each class, half as many for testing.
         hidden: units of the models on real data; 10 on the walks, as in the paper.
-        seed: of weights, walks and order.
+        seed: of weights and order.
     """
 
     def __init__(
         self,
         data: Windows | None = None,
+        walks: Windows | None = None,
         *,
         epochs: int = 25,
-        walks: int = 2000,
         hidden: int = 80,
         seed: int = 0,
     ) -> None:
-        self.data, self.epochs, self.walks = data, epochs, walks
+        self.data, self.walks, self.epochs = data, walks, epochs
         self.hidden, self.seed = hidden, seed
 
     @cached_property
     def toy(self) -> dict[str, tuple[nn.Module, History]]:
         """RNN and the ERNN of Eq. val_h on the walks: as many weights each, plus eta."""
-        x, y = toy_walks(self.walks, seed=self.seed)
-        test = toy_walks(max(1, self.walks // 2), seed=self.seed + 1)
+        data = self.toy_walks
+        x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
 
         def ernn() -> nn.Module:
             solver = InexactNewton(1, timesteps=x.shape[1])
@@ -130,6 +129,13 @@ class Runs:
             )
         return self.data
 
+    @property
+    def toy_walks(self) -> Windows:
+        """The walks, or an error that says what to pass."""
+        if self.walks is None:
+            raise ValueError("this figure needs toy walks: build Runs(walks=toy_walks())")
+        return self.walks
+
     def _train(
         self,
         make: Callable[[], nn.Module],
@@ -160,7 +166,9 @@ def h1(runs: Runs) -> Figure:
 
 def h2(runs: Runs) -> Figure:
     """H2: discrimination of the states over time on test walks (figure val, b)."""
-    x, y = toy_walks(min(runs.walks, 500), seed=runs.seed + 1)
+    data = runs.toy_walks
+    few = slice(None, None, max(1, len(data.x_test) // 1000))
+    x, y = data.x_test[few], data.y_test[few]
     return _figure(
         plots.plot_discrimination({n: discrimination(m, x, y) for n, (m, _) in runs.toy.items()})
     )

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fixpoint.analysis import learned_eta, least_squares_line, plots, toy_walks
+from fixpoint.analysis import learned_eta, least_squares_line, plots
 from fixpoint.analysis.figures import FIGURES, Runs, figure
 from fixpoint.data import load_dataset, normalise
+from fixpoint.data.toy_walks import toy_walks
 from fixpoint.models import ERNN
 
 
@@ -26,7 +27,7 @@ def runs():
         y_test=data.y_test[:48],
         groups_test=None,
     )
-    return Runs(short, epochs=2, walks=40, hidden=12)
+    return Runs(short, toy_walks(walks=80), epochs=2, hidden=12)
 
 
 FAST = [name for name in FIGURES if name not in ("solvers", "steps", "basins")]
@@ -79,6 +80,8 @@ def test_toy_models_have_as_many_weights_as_each_other(runs):
 def test_real_figures_need_data():
     with pytest.raises(ValueError, match="needs real windows: build Runs"):
         figure("eta", Runs())
+    with pytest.raises(ValueError, match=r"needs toy walks: build Runs\(walks=toy_walks\(\)\)"):
+        figure("h1", Runs())
     with pytest.raises(ValueError, match="unknown figure 'h4'"):
         figure("h4", Runs())
 
@@ -90,27 +93,6 @@ def test_summary_names_what_was_trained(runs):
         line.startswith("test accuracy on toy walks after 2 epochs: RNN ")
         for line in runs.summary()
     )
-
-
-# The walks.
-
-
-def test_variances_are_those_of_the_paper():
-    """0.1 and 1.0 are variances: 2e5 steps know them to about 0.5 %."""
-    x, y = toy_walks(1000, seed=3)
-    assert x.shape == (2000, 100, 2)
-    assert torch.bincount(y).tolist() == [1000, 1000]
-    steps = torch.cat([x[:, :1], x.diff(dim=1)], 1)
-    for c, variance in ((0, 0.1), (1, 1.0)):
-        assert steps[y == c].var().item() == pytest.approx(variance, rel=0.015)
-        assert abs(steps[y == c].mean().item()) < 5 * (variance / 2e5) ** 0.5
-
-
-def test_walks_follow_their_seed():
-    assert torch.equal(toy_walks(5, seed=1).x, toy_walks(5, seed=1).x)
-    assert not torch.equal(toy_walks(5, seed=1).x, toy_walks(5, seed=2).x)
-    with pytest.raises(ValueError, match="count must be at least 1"):
-        toy_walks(0)
 
 
 # Learned eta.
