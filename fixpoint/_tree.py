@@ -40,10 +40,8 @@ class Packing:
     def pack(self, tree: Tree) -> Tensor:
         """The tree as one (B, D) matrix; no copy where the tree is one tensor."""
         if self.is_matrix and isinstance(tree, Tensor) and tree.shape == self.shapes[0]:
-            leaves = [tree]
-        else:
-            leaves = self._matching_leaves(tree)
-        leaves = [self._same_dtype(leaf) for leaf in leaves]
+            return self._same_dtype(tree)
+        leaves = [self._same_dtype(leaf) for leaf in self._matching_leaves(tree)]
         if self.is_matrix:
             return leaves[0]
         flat = [x.reshape(self.rows, d) for x, d in zip(leaves, self.columns, strict=True)]
@@ -59,6 +57,8 @@ class Packing:
 
     def wrap(self, phi: Map) -> Callable[[Tensor], Tensor]:
         """phi as a map of (B, D) matrices."""
+        if self.is_matrix:
+            return lambda z: self.pack(phi(z))
         return lambda z: self.pack(phi(self.unpack(z)))
 
     def _matching_leaves(self, tree: Tree) -> list[Tensor]:

@@ -12,12 +12,13 @@ from fixpoint.solvers.checks import at_least, non_negative, positive
 
 
 class AndersonState(NamedTuple):
-    """Last fz = phi(z) and g = phi(z) - z, (B, D), and up to m differences of each."""
+    """Last fz = phi(z) and g = phi(z) - z, (B, D), up to m differences of each, and dG^T dG."""
 
     fz: Tensor
     g: Tensor
-    df: tuple[Tensor, ...]
-    dg: tuple[Tensor, ...]
+    df: tuple[Tensor, ...] = ()
+    dg: tuple[Tensor, ...] = ()
+    gram: Tensor | None = None  # (B, m, m)
 
 
 class Anderson(IterativeSolver):
@@ -69,38 +70,59 @@ class Anderson(IterativeSolver):
     ) -> tuple[Tensor, AndersonState]:
         g = fz - z
         if state is None:
-            new = fz
-            df: tuple[Tensor, ...] = ()
-            dg: tuple[Tensor, ...] = ()
-        else:
-            first = max(0, len(state.dg) + 1 - min(self.memory, z.shape[1]))
-            df, dg = (*state.df[first:], fz - state.fz), (*state.dg[first:], g - state.g)
-            dG = torch.stack(dg, 1)
-            gamma = self._weights(dG, g).to(z.dtype).unsqueeze(1)  # (B, 1, m)
-            new = fz - torch.bmm(gamma, torch.stack(df, 1)).squeeze(1)
+            return self._mixed(fz, g), AndersonState(fz, g)
+        oldest = max(0, len(state.dg) + 1 - min(self.memory, z.shape[1]))
+        df, dg = (*state.df[oldest:], fz - state.fz), (*state.dg[oldest:], g - state.g)
+        gram = _bordered(state.gram, _products(dg[-1], dg))
+        gamma = self._weights(gram, _products(g, dg)).to(z.dtype)
+        new = _less(fz, gamma, df)
         if self.beta != 1:
-            # z + beta g - (dZ + beta dG) gamma, with dZ = dF - dG.
-            mixed = g if state is None else g - torch.bmm(gamma, dG).squeeze(1)
-            new = new - (1 - self.beta) * mixed
-        return new, AndersonState(fz, g, df, dg)
+            new = self._mixed(new, _less(g, gamma, dg))
+        return new, AndersonState(fz, g, df, dg, gram)
 
-    def _weights(self, dg: Tensor, g: Tensor) -> Tensor:
-        """gamma, (B, m), from the differences dg, (B, m, D), and the residual g, (B, D)."""
-        dtype = torch.promote_types(g.dtype, torch.float32)
-        dg, g = dg.to(dtype), g.to(dtype)
-        gram = torch.bmm(dg, dg.mT)
-        square = gram.detach().diagonal(dim1=1, dim2=2)
-        # A zero column, of a sample that has stopped, gets weight zero.
-        length = torch.where(square > 0, square, 1).sqrt()
-        ridge = max(self.ridge, torch.finfo(dtype).eps)
+    def _mixed(self, new: Tensor, g: Tensor) -> Tensor:
+        """z + beta g - (dZ + beta dG) gamma, with dZ = dF - dG, from its value at beta = 1."""
+        return new if self.beta == 1 else new - (1 - self.beta) * g
+
+    def _weights(self, gram: Tensor, right: Tensor) -> Tensor:
+        """gamma, (B, m), from dG^T dG, (B, m, m), and dG^T g, (B, m)."""
+        # A zero column, of a sample that has stopped, gets weight zero: its right side is zero.
+        square = gram.diagonal(dim1=1, dim2=2).detach()
+        length = square.clamp_min(torch.finfo(square.dtype).tiny).sqrt()
         scaled = gram / (length.unsqueeze(1) * length.unsqueeze(2))
-        scaled = scaled + torch.diag_embed(torch.where(square > 0, ridge, 1.0).to(dtype))
-        # The row vector times dg^T: as dg times a column bmm is several times slower on a CPU.
-        right = torch.bmm(g.unsqueeze(1), dg.mT).mT / length.unsqueeze(2)
+        scaled.diagonal(dim1=1, dim2=2).add_(max(self.ridge, torch.finfo(square.dtype).eps))
         factor, info = torch.linalg.cholesky_ex(scaled)
-        gamma = torch.cholesky_solve(right, factor).squeeze(2) / length
+        gamma = torch.cholesky_solve((right / length).unsqueeze(2), factor).squeeze(2) / length
         usable = (info == 0) & (gamma.detach().abs().sum(1) <= self.bound)
         return torch.where(usable[:, None], gamma, 0.0)
 
     def extra_repr(self) -> str:
         return f"memory={self.memory}, beta={self.beta:g}, {super().extra_repr()}"
+
+
+def _products(a: Tensor, others: tuple[Tensor, ...]) -> Tensor:
+    """Inner products of each sample of a with those of each other, (B, m), in >= float32.
+
+    One by one: to put the history into one tensor for a single product takes longer, as a fresh
+    buffer of that size costs page faults.
+    """
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    a = a.to(dtype)
+    return torch.stack([torch.linalg.vecdot(a, b.to(dtype)) for b in others], 1)
+
+
+def _bordered(gram: Tensor | None, row: Tensor) -> Tensor:
+    """The Gram matrix with `row`, (B, m), for the newest difference, and its last m - 1 others."""
+    row = row.unsqueeze(1)
+    if gram is None or row.shape[2] == 1:
+        return row
+    oldest = gram.shape[1] + 1 - row.shape[2]
+    old = torch.cat((gram[:, oldest:, oldest:], row[:, :, :-1]), 1)
+    return torch.cat((old, row.mT), 2)
+
+
+def _less(a: Tensor, gamma: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+    """a minus the sum of the parts, (B, D) each, weighted by the columns of gamma, (B, m)."""
+    for weight, part in zip(gamma.split(1, dim=1), parts, strict=True):
+        a = torch.addcmul(a, weight, part, value=-1)
+    return a

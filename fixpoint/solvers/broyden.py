@@ -16,11 +16,11 @@ LEAST_PIVOT = 0.1
 
 
 class BroydenState(NamedTuple):
-    """The step being tried, the factors (u_j, s_j) of H, (B, D) each, and direction / (-H g)."""
+    """The step being tried, the factors (u_j, s_j) of H, (B, D) each, and -H g, (B, D)."""
 
     trial: Trial
     factors: tuple[tuple[Tensor, Tensor], ...]
-    cut: Tensor  # (B, 1)
+    uncut: Tensor
 
     def transpose_solve(self, g: Tensor) -> Tensor:
         """-H^T g, an estimate of the adjoint (I - J^T)^-1 g, (B, D)."""
@@ -74,27 +74,29 @@ class Broyden(IterativeSolver):
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: BroydenState | None
     ) -> tuple[Tensor, BroydenState]:
+        look = self.looks_each_update
         if state is None:
-            new = judge(None, z, fz)
-            trial = Trial(z, new.g, new.merit, new.g, new.length)
-            return fz, BroydenState(trial, (), torch.ones_like(new.merit))
-        last, factors, cut = state
+            new = judge(None, z, fz, look=look)
+            return fz, BroydenState(Trial(z, new.g, new.merit, new.g, new.length), (), new.g)
+        last, factors, last_uncut = state
         most = (1 + self.growth / k) ** 2 * last.merit
-        accepted, z, g, merit, length = judge(last, z, fz, most=most)
+        accepted, all_accepted, z, g, merit, length = judge(last, z, fz, look=look, most=most)
         if len(factors) == self.memory:
-            direction, factors, cut = g, (), torch.ones_like(cut)
+            direction, uncut, factors = g, g, ()
         else:
-            s = torch.where(accepted, last.length, 0.0) * last.direction
-            p = _apply(factors, -g)
-            u = _factor(s, p + last.direction / cut)
-            factors = (*factors, (u, s))
-            direction = -(p + u * dot(s, p))
-            new_cut = _limit(direction, g, merit)
-            # Exact where the weight is 0 or 1, and faster than `where`.
-            direction = torch.lerp(last.direction, new_cut * direction, accepted.to(z.dtype))
-            cut = torch.where(accepted, new_cut, cut)
+            p = _apply(factors, g)
+            taken = last.length if all_accepted else torch.where(accepted, last.length, 0.0)
+            s = taken * last.direction
+            factors = (*factors, (_factor(s, last_uncut - p, look=look), s))
+            uncut = _apply(factors[-1:], p)
+            direction = _cut(uncut, g, merit, look=look)
+            if not all_accepted:
+                # Exact where the weight is 0 or 1, and faster than `where`.
+                weight = accepted.to(z.dtype)
+                uncut = torch.lerp(last_uncut, uncut, weight)
+                direction = torch.lerp(last.direction, direction, weight)
         trial = Trial(z, g, merit, direction, length)
-        return torch.addcmul(z, length, direction), BroydenState(trial, factors, cut)
+        return torch.addcmul(z, length, direction), BroydenState(trial, factors, uncut)
 
     def extra_repr(self) -> str:
         return f"memory={self.memory}, growth={self.growth:g}, {super().extra_repr()}"
@@ -107,28 +109,34 @@ def _apply(factors: tuple[tuple[Tensor, Tensor], ...], p: Tensor) -> Tensor:
     return p
 
 
-def _factor(s: Tensor, q: Tensor) -> Tensor:
+def _factor(s: Tensor, q: Tensor, *, look: bool) -> Tensor:
     """u = (s - q) / (s . q) with q damped towards s where the pivot is small, (B, D)."""
-    square = dot(s, s)
+    square, inner = dot(s, s), dot(s, q)
+    regular = inner.detach().abs() > LEAST_PIVOT * square.detach()  # False for s = 0
+    if look and bool(regular.all()):
+        return inner.reciprocal() * (s - q)
     moved = square > 0
     square = torch.where(moved, square, 1.0)
-    pivot = dot(s, q) / square
-    small = pivot.detach().abs() < LEAST_PIVOT
+    # The inner `where` keeps inf, and 0 * inf in the gradient, away from regular samples.
+    pivot = torch.where(regular, 2.0, inner / square)
     goal = torch.copysign(torch.full_like(pivot, LEAST_PIVOT), pivot.detach())
-    # The inner `where` keeps 0 * inf out of the gradient at pivot = 1.
-    theta = torch.where(small, (1 - goal) / torch.where(small, 1 - pivot, 1.0), 1.0)
+    theta = (1 - goal) / (1 - pivot)
     # s - q_theta = theta (s - q) and s . q_theta = |s|^2 (1 - theta + theta pivot).
-    weight = theta / (square * (1 - theta + theta * pivot))
+    damped = theta / (square * (1 - theta + theta * pivot))
+    weight = torch.where(regular, torch.where(regular, inner, 1.0).reciprocal(), damped)
     return torch.where(moved, weight, 0.0) * (s - q)
 
 
-@torch.no_grad()
-def _limit(direction: Tensor, g: Tensor, merit: Tensor) -> Tensor:
-    """The factor that cuts the direction to |g| / sqrt(eps), (B, 1); merit is |g|^2.
+def _cut(direction: Tensor, g: Tensor, merit: Tensor, *, look: bool) -> Tensor:
+    """The direction, cut to |g| / sqrt(eps) where it is longer; merit is |g|^2.
 
     Where phi has no fixed point, z + 1 say, secant steps would grow until phi(z) - z is lost in
     the rounding of z and looks like a solution.
     """
-    share = merit / (torch.finfo(g.dtype).eps * dot(direction, direction))
-    tiny = torch.finfo(g.dtype).tiny
-    return share.sqrt().nan_to_num(nan=1.0).clamp(min=tiny, max=1.0)
+    with torch.no_grad():
+        share = merit / (torch.finfo(g.dtype).eps * dot(direction, direction))
+        if look and bool((share >= 1).all()):
+            return direction
+        tiny = torch.finfo(g.dtype).tiny
+        factor = share.sqrt().nan_to_num(nan=1.0).clamp(min=tiny, max=1.0)
+    return factor * direction

@@ -32,29 +32,36 @@ class Judged(NamedTuple):
     """Where each sample stands after a trial: at its end if accepted, else where it started."""
 
     accepted: Tensor  # (B, 1)
+    all_accepted: bool  # known to the host
     z: Tensor
     g: Tensor
     merit: Tensor
     length: Tensor  # 1 if accepted, else that of the next trial, 0 if given up
 
 
-def judge(trial: Trial | None, z: Tensor, fz: Tensor, *, most: Tensor | None = None) -> Judged:
+def judge(
+    trial: Trial | None, z: Tensor, fz: Tensor, *, look: bool, most: Tensor | None = None
+) -> Judged:
     """Accept the trial that ended in z, with fz = phi(z), or shorten it.
 
     It is accepted where |g(z)|^2 <= `most`, (B, 1), by default (1 - 2e-4 length) |g|^2 of its
     start: the condition of Armijo for a Newton direction, along which the slope of |g|^2 is
     -2 |g|^2. The next length is the minimiser of the parabola through the start, that slope and
-    the trial's end, kept between a tenth and a half of the last.
+    the trial's end, kept between a tenth and a half of the last. `look`: whether the host may
+    read the outcome.
     """
     g = fz - z
     merit = dot(g, g)
     if trial is None:
-        return Judged(torch.ones_like(merit, dtype=torch.bool), z, g, merit, torch.ones_like(merit))
+        accepted = torch.ones_like(merit, dtype=torch.bool)
+        return Judged(accepted, True, z, g, merit, torch.ones_like(merit))
     if most is None:
         most = (1 - 2e-4 * trial.length) * trial.merit
     with torch.no_grad():
         # False where merit is NaN, and for good once a sample has given up.
         accepted = (merit <= most) & (trial.length > 0)
+        if look and bool(accepted.all()):
+            return Judged(accepted, True, z, g, merit, torch.ones_like(merit))
         last = trial.length
         parabola = trial.merit * last**2 / (merit - trial.merit + 2 * trial.merit * last)
         shorter = parabola.nan_to_num(0.0).clamp(min=0.1 * last, max=0.5 * last)
@@ -62,6 +69,7 @@ def judge(trial: Trial | None, z: Tensor, fz: Tensor, *, most: Tensor | None = N
         length = torch.where(accepted, 1.0, shorter)
     return Judged(
         accepted,
+        False,
         torch.where(accepted, z, trial.z),
         torch.where(accepted, g, trial.g),
         torch.where(accepted, merit, trial.merit),

@@ -77,13 +77,14 @@ class Newton(IterativeSolver):
         derivatives: Derivatives,
     ) -> tuple[Tensor, NewtonState]:
         trial = None if state is None else state.trial
-        accepted, z, g, merit, length = judge(trial, z, fz)
+        judged = judge(trial, z, fz, look=self.looks_each_update)
+        accepted, all_accepted, z, g, merit, length = judged
         forcing = _forcing(state, accepted, merit)
         if self.linear == "direct":
             direction = _direct(derivatives.jacobian(z), g)
         else:
             direction = self._krylov(derivatives, z, g, forcing)
-        if trial is not None:
+        if trial is not None and not all_accepted:
             direction = torch.where(accepted, direction, trial.direction)
         return z + length * direction, NewtonState(Trial(z, g, merit, direction, length), forcing)
 

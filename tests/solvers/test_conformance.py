@@ -217,7 +217,11 @@ def test_check_every_changes_the_synchronisations_only(build, tanh_layer, sync_c
         assert torch.equal(rare.iterations, every.iterations)
         assert torch.equal(rare.residual, every.residual)
         # One look at the start, then one for each n updates begun.
-        assert sync_count.count == 1 + math.ceil(updates / n)
+        looks = 1 + math.ceil(updates / n)
+        if n == 1 and build().rejects_steps:
+            assert sync_count.count >= looks
+        else:
+            assert sync_count.count == looks
 
 
 @pytest.mark.parametrize("record", [None, "residual", "iterates"])
@@ -274,6 +278,36 @@ def test_sizes_whose_squares_leave_float32(build, size):
     assert solution.converged.all() or build.name not in ("picard", "inexact-newton")
     if solution.converged.all():
         assert torch.allclose(solution.z / size, torch.ones(1, 3), rtol=3e-3)
+
+
+@pytest.mark.parametrize(
+    "mate",
+    [
+        pytest.param(lambda z: 1e-25 * torch.cos(1e25 * z), id="tiny"),
+        pytest.param(lambda z: 1e25 * torch.cos(1e-25 * z), id="huge"),
+        pytest.param(lambda z: z + 1, id="without a fixed point"),
+        pytest.param(lambda z: (z - 0.3).sqrt() - 0.2, id="not finite"),
+        pytest.param(lambda z: 3 - 2 * z**3, id="unstable"),
+        pytest.param(lambda z: 0.999 * z.cos(), id="slow"),
+        pytest.param(torch.zeros_like, id="done at once"),
+    ],
+)
+def test_not_one_bit_depends_on_batch_mates(build, mate):
+    """What is left out while all samples go on alike must change nothing when it is not."""
+    solver = build(rtol=1e-5, atol=0.0, max_iter=40, record="residual")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 3, generator=generator)
+
+    def phi(z, mate):
+        return torch.cat((torch.tanh(0.8 * z[:4].roll(1, 1) + x), mate(z[4:])))
+
+    z0 = torch.full((5, 3), 0.5)
+    calm, other = (solve(lambda z, m=m: phi(z, m), z0, solver) for m in (torch.cos, mate))
+    assert calm.converged[:4].all()
+    for name in ("z", "residual", "iterations", "result"):
+        assert torch.equal(getattr(calm, name)[:4], getattr(other, name)[:4]), name
+    common = min(len(calm.trace.residual), len(other.trace.residual))
+    assert torch.equal(calm.trace.residual[:common, :4], other.trace.residual[:common, :4])
 
 
 def test_a_relative_tolerance_at_zero_is_never_met_by_a_state_that_moves(build):
