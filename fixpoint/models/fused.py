@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,13 +64,12 @@ def fused_scan(
         >>> fused_scan(x, A, 0.9, 0.1, h0, activation="relu", W=W).shape
         torch.Size([7, 4, 5])
     """
-    a, b = _checked(x, A, a, b, h0, activation, W, bias)
-    if reason := unsupported(x, A, a, b, h0, activation=activation, W=W, bias=bias):
+    inputs = _checked(x, W, bias, A, a, b, h0, activation)
+    if reason := unsupported(**inputs._asdict(), activation=activation):
         raise ValueError(f"the fused scan does not apply: {reason}; use plain_scan")
-    inputs = (x, W, bias, A, a, b, h0)
     if torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs):
-        return _Scan.apply(*inputs, activation, last_only, recompute)
-    return _infer(*inputs, activation, last_only)
+        return _Scan.apply(activation, last_only, recompute, *inputs)
+    return _infer(inputs, activation, last_only)
 
 
 def plain_scan(
@@ -87,23 +85,33 @@ def plain_scan(
     last_only: bool = False,
 ) -> Tensor:
     """The same as `fused_scan`, as a loop of plain operations: the reference."""
-    a, b = _checked(x, A, a, b, h0, activation, W, bias)
-    return _plain(x, W, bias, A, a, b, h0, activation, last_only)
+    return _plain(_checked(x, W, bias, A, a, b, h0, activation), activation, last_only)
 
 
-def _plain(
-    x: Tensor,
-    W: Tensor | None,
-    bias: Tensor | None,
-    A: Tensor,
-    a: Tensor,
-    b: Tensor,
-    h0: Tensor,
-    activation: str,
-    last_only: bool,
-) -> Tensor:
+def unsupported(*, activation: str, **tensors: Tensor | None) -> str | None:
+    """Why `fused_scan` cannot take these arguments, or None where it can."""
+    return op.refusal(tensors, activation, kernel="_fused_triton")
+
+
+class _Inputs(NamedTuple):
+    """The tensors of `fused_scan`, with a and b expanded to (T, K)."""
+
+    x: Tensor
+    W: Tensor | None
+    bias: Tensor | None
+    A: Tensor
+    a: Tensor
+    b: Tensor
+    h0: Tensor
+
+    def contiguous(self) -> _Inputs:
+        return _Inputs._make(v if v is None else v.contiguous() for v in self)
+
+
+def _plain(inputs: _Inputs, activation: str, last_only: bool) -> Tensor:
+    x, W, bias, A, a, b, h = inputs
     u = x if W is None else linear(x, W, bias)
-    sigma, h, states = ACTIVATIONS[activation], h0, []
+    sigma, states = ACTIVATIONS[activation], []
     for u_t, a_t, b_t in zip(u, a, b, strict=True):
         for a_k, b_k in zip(a_t, b_t, strict=True):
             h = a_k * h + b_k * sigma(torch.addmm(u_t, h, A.t()))
@@ -113,33 +121,17 @@ def _plain(
     return torch.stack(states) if states else u.new_empty(u.shape)
 
 
-def unsupported(
-    x: Tensor,
-    A: Tensor,
-    a: Tensor,
-    b: Tensor,
-    h0: Tensor,
-    *,
-    activation: str,
-    W: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> str | None:
-    """Why `fused_scan` cannot take these arguments, or None where it can."""
-    tensors = {"x": x, "A": A, "a": a, "b": b, "h0": h0, "W": W, "bias": bias}
-    return op.refusal(tensors, activation, kernel="_fused_triton")
-
-
 def _checked(
     x: Tensor,
+    W: Tensor | None,
+    bias: Tensor | None,
     A: Tensor,
     a: Tensor | float,
     b: Tensor | float,
     h0: Tensor,
     activation: str,
-    W: Tensor | None,
-    bias: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """a and b expanded to (T, K), after a check of all arguments."""
+) -> _Inputs:
+    """All tensors, after a check."""
     if activation not in ACTIVATIONS:
         raise ValueError(unknown_name("activation", activation, ACTIVATIONS))
     if x.dim() != 3 or h0.dim() != 2:
@@ -159,7 +151,7 @@ def _checked(
     if K < 1:
         raise ValueError(f"a and b must have a K of at least 1, not {tuple(a.shape)}")
     try:
-        return a.expand(T, K), b.expand(T, K)
+        return _Inputs(x, W, bias, A, a.expand(T, K), b.expand(T, K), h0)
     except RuntimeError:
         given = f"{tuple(a.shape)} and {tuple(b.shape)}"
         raise ValueError(f"a and b must expand to (T, K), T = {T}, not from {given}") from None
@@ -175,21 +167,10 @@ class _Scan(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        X: Tensor,
-        W: Tensor | None,
-        bias: Tensor | None,
-        A: Tensor,
-        a: Tensor,
-        b: Tensor,
-        h0: Tensor,
-        activation: str,
-        last_only: bool,
-        recompute: bool,
+        ctx: Any, activation: str, last_only: bool, recompute: bool, *tensors: Tensor | None
     ) -> Tensor:
-        inputs = X, W, bias, A, a, b, h0
-        X, A, a, b, h = *(v.contiguous() for v in (X, A, a, b)), op.copy(h0)
-        (T, B, n), K = (len(X), *h.shape), a.shape[1]
+        X, W, bias, A, a, b, h0 = _Inputs._make(tensors).contiguous()
+        (T, B, n), K, h = (len(X), *h0.shape), a.shape[1], op.copy(h0)
         ctx.activation, ctx.last_only = activation, last_only
         ctx.segment = max(1, math.isqrt(T)) if recompute else 0  # 0: free to choose
         # Inner steps between two saved states.
@@ -198,24 +179,27 @@ class _Scan(Function):
         C = op.empty((0 if recompute else T * K, B, n), h)
         sweeps, options = op.sweeps("fused", h), {"activation": activation, "every": every}
         sweeps.forward(X, W, bias, A, a, b, h, S, C, **options)
-        ctx.save_for_backward(*inputs, S, C)
+        ctx.save_for_backward(*tensors, S, C)
         return h if last_only else S[K // every :: K // every]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, S, C = ctx.saved_tensors
         if torch.is_grad_enabled():
-            plain = functools.partial(_plain, activation=ctx.activation, last_only=ctx.last_only)
-            return (*op.differentiable_gradients(plain, inputs, grad), None, None, None)
-        X, W, bias, A, a, b, _ = inputs
-        X, A, a, b = (v.contiguous() for v in (X, A, a, b))
+
+            def plain(*tensors: Tensor | None) -> Tensor:
+                return _plain(_Inputs._make(tensors), ctx.activation, ctx.last_only)
+
+            return (None, None, None, *op.differentiable_gradients(plain, inputs, grad))
+        X, W, bias, A, a, b, _ = _Inputs._make(inputs).contiguous()
+        wanted = _Inputs._make(ctx.needs_input_grad[3:])
         (T, K), (B, n) = a.shape, S.shape[1:]
         sweeps, options = op.sweeps("fused", S[0]), {"activation": ctx.activation}
         G, g = op.received(grad, ctx.last_only)
         steps = ctx.segment or op.segment(T, K, g)
         D = op.empty((0 if K == 1 else steps * K, B, n), g)
         dU = op.empty((0 if W is None else steps, B, n), g)
-        dX = op.empty(X.shape if W is None or ctx.needs_input_grad[0] else (0, B, n), g)
+        dX = op.empty(X.shape if W is None or wanted.x else (0, B, n), g)
         dW, dbias, dA = g.new_zeros(X.shape[2], n), g.new_zeros(n), torch.zeros_like(A)
         da, db = torch.empty_like(a), torch.empty_like(b)
         if ctx.segment:
@@ -231,14 +215,13 @@ class _Scan(Function):
             dU_at = dX[at] if W is None else dU[: M // K]
             D_at, V = (dU_at, dU[:0]) if K == 1 else (D[:M], dU_at)
             da[at], db[at] = sweeps.backward(G[at], *part, g, S_at, C_at, D_at, V, **options)
-            if ctx.needs_input_grad[3]:
+            if wanted.A:
                 dA.addmm_(D_at.view(-1, n).t(), S_at[:-1].view(-1, n))
             if W is not None:
                 _input_gradients(dU_at, X[at], W, dX[at], dW, dbias)
-        gradients = (dX, dW.t(), dbias, dA, da, db, g, None, None, None)
-        return tuple(
-            x if wanted else None for x, wanted in zip(gradients, ctx.needs_input_grad, strict=True)
-        )
+        gradients = _Inputs(dX, dW.t(), dbias, dA, da, db, g)
+        asked = (x if needed else None for x, needed in zip(gradients, wanted, strict=True))
+        return (None, None, None, *asked)
 
 
 def _input_gradients(
@@ -255,20 +238,10 @@ def _input_gradients(
     dbias += d.sum(0)
 
 
-def _infer(
-    X: Tensor,
-    W: Tensor | None,
-    bias: Tensor | None,
-    A: Tensor,
-    a: Tensor,
-    b: Tensor,
-    h0: Tensor,
-    activation: str,
-    last_only: bool,
-) -> Tensor:
+def _infer(inputs: _Inputs, activation: str, last_only: bool) -> Tensor:
     """The states alone, or nothing but the last."""
-    X, A, a, b, h = X.contiguous(), A.contiguous(), a.contiguous(), b.contiguous(), op.copy(h0)
-    T, K = a.shape
+    X, W, bias, A, a, b, h0 = inputs.contiguous()
+    (T, K), h = a.shape, op.copy(h0)
     every = T * K + 1 if last_only else K
     S, C = op.states(h, T * K // every), h.new_empty(0, *h.shape)
     op.sweeps("fused", h).forward(X, W, bias, A, a, b, h, S, C, activation=activation, every=every)

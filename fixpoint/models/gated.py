@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,13 +76,12 @@ def gated_scan(
         >>> gated_scan(x, V, 0.7, 0.02, h0, activation="tanh", W=W, bias=bias).shape
         torch.Size([7, 4, 5])
     """
-    p, q = _checked(x, V, p, q, h0, activation, W, bias)
-    if reason := unsupported(x, V, p, q, h0, activation=activation, W=W, bias=bias):
+    inputs = _checked(x, W, bias, V, p, q, h0, activation)
+    if reason := unsupported(**inputs._asdict(), activation=activation):
         raise ValueError(f"the gated scan does not apply: {reason}; use plain_gated_scan")
-    inputs = (x, W, bias, V, p, q, h0)
     if torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs):
-        return _GatedScan.apply(*inputs, activation, last_only)
-    return _infer(*inputs, activation, last_only)
+        return _GatedScan.apply(activation, last_only, *inputs)
+    return _infer(inputs, activation, last_only)
 
 
 def plain_gated_scan(
@@ -105,21 +103,28 @@ def plain_gated_scan(
         >>> plain_gated_scan(u, V, 1.0, 0.0, h0, activation="tanh", last_only=True).shape
         torch.Size([4, 5])
     """
-    p, q = _checked(x, V, p, q, h0, activation, W, bias)
-    return _plain(x, W, bias, V, p, q, h0, activation, last_only)
+    return _plain(_checked(x, W, bias, V, p, q, h0, activation), activation, last_only)
 
 
-def _plain(
-    x: Tensor,
-    W: Tensor | None,
-    bias: Tensor | None,
-    V: Tensor,
-    p: Tensor,
-    q: Tensor,
-    h0: Tensor,
-    activation: str,
-    last_only: bool,
-) -> Tensor:
+def unsupported(*, activation: str, **tensors: Tensor | None) -> str | None:
+    """Why `gated_scan` cannot take these arguments, or None where it can."""
+    return op.refusal(tensors, activation)
+
+
+class _Inputs(NamedTuple):
+    """The tensors of `gated_scan`."""
+
+    x: Tensor
+    W: Tensor | None
+    bias: Tensor | None
+    V: Tensor
+    p: Tensor
+    q: Tensor
+    h0: Tensor
+
+
+def _plain(inputs: _Inputs, activation: str, last_only: bool) -> Tensor:
+    x, W, bias, V, p, q, h0 = inputs
     u = x if W is None else linear(x, W)
     n, sigma, h, states = len(V.t()), ACTIVATIONS[activation], h0, []
     b_z, b_c = h0.new_zeros(2, n) if bias is None else bias.view(2, n)
@@ -134,33 +139,17 @@ def _plain(
     return torch.stack(states) if states else h0.new_empty(0, *h0.shape)
 
 
-def unsupported(
-    x: Tensor,
-    V: Tensor,
-    p: Tensor,
-    q: Tensor,
-    h0: Tensor,
-    *,
-    activation: str,
-    W: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> str | None:
-    """Why `gated_scan` cannot take these arguments, or None where it can."""
-    tensors = {"x": x, "V": V, "p": p, "q": q, "h0": h0, "W": W, "bias": bias}
-    return op.refusal(tensors, activation)
-
-
 def _checked(
     x: Tensor,
+    W: Tensor | None,
+    bias: Tensor | None,
     V: Tensor,
     p: Tensor | float,
     q: Tensor | float,
     h0: Tensor,
     activation: str,
-    W: Tensor | None,
-    bias: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """p and q as tensors, after a check of all arguments."""
+) -> _Inputs:
+    """All tensors, after a check."""
     if activation not in ACTIVATIONS:
         raise ValueError(unknown_name("activation", activation, ACTIVATIONS))
     if x.dim() != 3 or h0.dim() != 2:
@@ -179,49 +168,42 @@ def _checked(
     for name, v in {"p": p, "q": q}.items():
         if v.dim():
             raise ValueError(f"{name} must be a number or have no axes, not {tuple(v.shape)}")
-    return p, q
+    return _Inputs(x, W, bias, V, p, q, h0)
 
 
 class _GatedScan(Function):
     """Saves each state, gate and candidate."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        W: Tensor | None,
-        bias: Tensor | None,
-        V: Tensor,
-        p: Tensor,
-        q: Tensor,
-        h0: Tensor,
-        activation: str,
-        last_only: bool,
-    ) -> Tensor:
-        inputs = x, W, bias, V, p, q, h0
-        x, V, h = x.contiguous(), V.contiguous(), op.copy(h0)
-        S = op.states(h, len(x))
-        Z, C = (op.empty((len(x), *h.shape), h) for _ in range(2))
-        _sweep(x, W, bias, V, p, q, h, S, Z, C, activation)
+    def forward(ctx: Any, activation: str, last_only: bool, *tensors: Tensor | None) -> Tensor:
+        inputs = _Inputs._make(tensors)
+        h = op.copy(inputs.h0)
+        S = op.states(h, len(inputs.x))
+        Z, C = (op.empty((len(inputs.x), *h.shape), h) for _ in range(2))
+        _sweep(inputs, h, S, Z, C, activation)
         ctx.activation, ctx.last_only = activation, last_only
-        ctx.save_for_backward(*inputs, S, Z, C)
+        ctx.save_for_backward(*tensors, S, Z, C)
         return h if last_only else S[1:]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, S, Z, C = ctx.saved_tensors
         if torch.is_grad_enabled():
-            plain = functools.partial(_plain, activation=ctx.activation, last_only=ctx.last_only)
-            return (*op.differentiable_gradients(plain, inputs, grad), None, None)
-        x, W, _, V, p, q, _ = inputs
+
+            def plain(*tensors: Tensor | None) -> Tensor:
+                return _plain(_Inputs._make(tensors), ctx.activation, ctx.last_only)
+
+            return (None, None, *op.differentiable_gradients(plain, inputs, grad))
+        x, W, _, V, p, q, _ = _Inputs._make(inputs)
         x, V = x.contiguous(), V.contiguous()
+        wanted = _Inputs._make(ctx.needs_input_grad[2:])
         T, B, n = C.shape
         G, g = op.received(grad, ctx.last_only)
         weights, sweeps = _parts(V, n), op.sweeps("gated", S[0])
         gates, factors = len(weights), (p.item(), q.item())
         steps = op.segment(T, gates, g)
         D = op.empty((gates * steps, B, n), g)
-        dx = op.empty((T if ctx.needs_input_grad[0] else 0, *x.shape[1:]), g)
+        dx = op.empty((T if wanted.x else 0, *x.shape[1:]), g)
         dW, dV = g.new_zeros(gates, x.shape[2], n), torch.zeros_like(weights)
         sums = torch.zeros_like(p), torch.zeros_like(q), g.new_zeros(2, n)
         for lo in reversed(range(0, T, steps)):
@@ -233,15 +215,13 @@ class _GatedScan(Function):
             )
             for total, part in zip(sums, parts, strict=True):
                 total += part
-            for k in range(gates if ctx.needs_input_grad[3] else 0):
+            for k in range(gates if wanted.V else 0):
                 dV[k].addmm_(d[k].view(-1, n).t(), S_at[:-1].view(-1, n))
             _input_gradients(d, x[at], W, dx[at], dW)
         dp, dq, dbias = sums
-        gradients = (dx, dW.mT.flatten(0, 1), dbias.flatten(), dV.flatten(0, 1), dp, dq, g)
-        return tuple(
-            v if wanted else None
-            for v, wanted in zip((*gradients, None, None), ctx.needs_input_grad, strict=True)
-        )
+        gradients = _Inputs(dx, dW.mT.flatten(0, 1), dbias.flatten(), dV.flatten(0, 1), dp, dq, g)
+        asked = (v if needed else None for v, needed in zip(gradients, wanted, strict=True))
+        return (None, None, *asked)
 
 
 def _input_gradients(d: Tensor, x: Tensor, W: Tensor | None, dx: Tensor, dW: Tensor) -> None:
@@ -262,45 +242,33 @@ def _input_gradients(d: Tensor, x: Tensor, W: Tensor | None, dx: Tensor, dW: Ten
             dx.view(x.shape).addmm_(part, weight)
 
 
-def _infer(
-    x: Tensor,
-    W: Tensor | None,
-    bias: Tensor | None,
-    V: Tensor,
-    p: Tensor,
-    q: Tensor,
-    h0: Tensor,
-    activation: str,
-    last_only: bool,
-) -> Tensor:
+def _infer(inputs: _Inputs, activation: str, last_only: bool) -> Tensor:
     """The states alone, or nothing but the last."""
-    x, V, h = x.contiguous(), V.contiguous(), op.copy(h0)
-    S = op.states(h, 0 if last_only else len(x))
-    nothing = h.new_empty(0, *h.shape)
-    _sweep(x, W, bias, V, p, q, h, S, nothing, nothing, activation)
+    h = op.copy(inputs.h0)
+    S, nothing = op.states(h, 0 if last_only else len(inputs.x)), h.new_empty(0, *h.shape)
+    _sweep(inputs, h, S, nothing, nothing, activation)
     return h if last_only else S[1:]
 
 
-def _sweep(
-    x: Tensor,
-    W: Tensor | None,
-    bias: Tensor | None,
-    V: Tensor,
-    p: Tensor,
-    q: Tensor,
-    h: Tensor,
-    S: Tensor,
-    Z: Tensor,
-    C: Tensor,
-    activation: str,
-) -> None:
+def _sweep(inputs: _Inputs, h: Tensor, S: Tensor, Z: Tensor, C: Tensor, activation: str) -> None:
     """The forward sweep; see `_gated_torch.forward`."""
-    n = h.shape[1]
+    x, W, bias, V, p, q, _ = inputs
+    n, x = h.shape[1], x.contiguous()
     X = x if W is not None else _apart(x, n)
     shift = h.new_zeros(2, n) if bias is None else bias.contiguous().view(2, n)
     W = None if W is None else _parts(W, n)
     op.sweeps("gated", h).forward(
-        X, W, shift, _parts(V, n), p.item(), q.item(), h, S, Z, C, activation=activation
+        X,
+        W,
+        shift,
+        _parts(V.contiguous(), n),
+        p.item(),
+        q.item(),
+        h,
+        S,
+        Z,
+        C,
+        activation=activation,
     )
 
 

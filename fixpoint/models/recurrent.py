@@ -147,7 +147,7 @@ class FusedCell(RecurrentCell):
         autocast = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if autocast else nullcontext():
             part = self._arguments(x, h0)
-            if reason := self.refusal(x, **part):
+            if reason := self.refusal(x=x, **part):
                 return reason, None
             return None, self.fused_operation(x, **part, last_only=last_only, **self.fused_options)
 
