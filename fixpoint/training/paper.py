@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 
 class Row(NamedTuple):
     """A row of a table of the paper, and the recipe that stands for it.
@@ -91,6 +93,36 @@ TABLES = {
 """The tables of results of the paper.
 
 Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network, Tables 2-4.
+"""
+
+
+class Shape:
+    """Sequences of T steps of d features (none: words) in so many classes (none: a text).
+
+    It stands for a data set where a model is only built, as for its size.
+    """
+
+    vocabulary = ("word",) * 20
+
+    def __init__(self, T: int, d: int | None, classes: int) -> None:
+        self.name = "shape"
+        self.classes = tuple(str(i) for i in range(classes))
+        self.kind = "language-model" if not classes else "classification" if d else "tokens"
+        self.x_train = torch.zeros(1, T, d) if d else torch.zeros(1, T)
+
+
+SHAPES = {
+    "HAR-2": Shape(128, 9, 2),
+    "DSA-19": Shape(125, 45, 19),
+    "Google-12": Shape(99, 32, 12),
+    "Google-30": Shape(99, 32, 30),
+    "Pixel-MNIST": Shape(784, 1, 10),
+    "Yelp-5": Shape(300, None, 5),
+    "PTB": Shape(300, None, 0),
+}
+"""Those of the data sets in the tables.
+
+Source: the same, Table 1.
 """
 
 FIGURES = (

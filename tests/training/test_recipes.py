@@ -3,7 +3,6 @@
 from dataclasses import fields
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +14,7 @@ from fixpoint.training import (
     read_recipe,
     write_recipe,
 )
-from fixpoint.training.paper import FIGURES, TABLES
+from fixpoint.training.paper import FIGURES, SHAPES, TABLES
 from fixpoint.training.recipe import SECTIONS
 from fixpoint.training.recipe_files import known_recipes, parse_setting
 from fixpoint.training.run import size_kb
@@ -160,26 +159,6 @@ def test_every_row_of_the_paper_has_a_recipe():
     assert TABLES["table3"][0].hours == pytest.approx(11.2 / 60)
 
 
-class Shape:
-    """A data set of which only shapes are known."""
-
-    vocabulary = ("word",) * 20
-
-    def __init__(self, steps, channels, classes):
-        self.name, self.classes = "shape", ("class",) * classes
-        self.kind = "language-model" if not classes else "classification" if channels else "tokens"
-        self.x_train = torch.zeros(1, steps, *channels)
-
-
-SHAPES = {
-    "HAR-2": Shape(128, [9], 2),
-    "DSA-19": Shape(125, [45], 19),
-    "Google-12": Shape(99, [32], 12),
-    "Google-30": Shape(99, [32], 30),
-    "Pixel-MNIST": Shape(784, [1], 10),
-    "Yelp-5": Shape(300, [], 5),
-    "PTB": Shape(300, [], 0),
-}
 ROWS = {row.recipe: row for table in TABLES.values() for row in table}
 
 

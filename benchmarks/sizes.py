@@ -1,0 +1,30 @@
+"""Sizes of the models of all recipes, beside those that the paper prints, as a Markdown table.
+
+python benchmarks/sizes.py
+"""
+
+from __future__ import annotations
+
+from fixpoint.models import parameter_count
+from fixpoint.training import LAYERS, load_recipe, make_model
+from fixpoint.training.paper import SHAPES, TABLES
+from fixpoint.training.run import size_kb
+
+
+def main() -> None:
+    print("| data | model | units | numbers | KB | paper KB |")
+    print("|---|---|---|---|---|---|")
+    rows = {row.recipe: row for table in TABLES.values() for row in table}
+    for name, row in rows.items():
+        options = load_recipe(name).model
+        if options.model not in LAYERS:
+            continue
+        model = make_model(options, SHAPES[row.dataset])
+        print(
+            f"| {row.dataset} | {row.algorithm} | {options.hidden} | {parameter_count(model):,} "
+            f"| {size_kb(model):.1f} | {row.size_kb:g} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
