@@ -21,7 +21,8 @@ from fixpoint.models.gated import gated_scan, plain_gated_scan
 from fixpoint.models.holding import held
 from fixpoint.models.language_model import LanguageModel
 from fixpoint.models.norm_bound import contract
-from fixpoint.models.recurrent import Recurrent, RecurrentCell
+from fixpoint.models.recurrent import Recurrent
+from fixpoint.models.recurrent_cell import RecurrentCell
 from fixpoint.models.recurrent_dropout import RecurrentDropout
 from fixpoint.models.scan import Trajectory, check_pair, scan
 from fixpoint.models.spectral import SpectralRNN, SpectralRNNCell

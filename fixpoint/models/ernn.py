@@ -9,7 +9,8 @@ from torch import Tensor
 from fixpoint.backward import Backward, Unrolled
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.cells import CELLS, Cell
-from fixpoint.models.recurrent import Leaky, LeakyCell, Recurrent, not_fused
+from fixpoint.models.recurrent import Recurrent
+from fixpoint.models.recurrent_cell import Leaky, LeakyCell, not_fused
 from fixpoint.models.scan import Trajectory, check_pair, scan
 from fixpoint.names import unknown_name
 from fixpoint.solvers import InexactNewton, IterativeSolver, make_solver

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fixpoint.models.recurrent import Recurrent, RecurrentCell
+from fixpoint.models.recurrent import Recurrent
+from fixpoint.models.recurrent_cell import RecurrentCell
 from fixpoint.solvers.checks import at_least
 
 GUARD = 0.01

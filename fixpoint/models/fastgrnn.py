@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from fixpoint.models.low_rank import Weight
-from fixpoint.models.recurrent import Gated, GatedCell, Recurrent
+from fixpoint.models.recurrent import Recurrent
+from fixpoint.models.recurrent_cell import Gated, GatedCell
 
 
 class FastGRNNCell(GatedCell):

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from fixpoint.models.low_rank import Weight
-from fixpoint.models.recurrent import Leaky, LeakyCell, Recurrent
+from fixpoint.models.recurrent import Recurrent
+from fixpoint.models.recurrent_cell import Leaky, LeakyCell
 
 
 class FastRNNCell(LeakyCell):

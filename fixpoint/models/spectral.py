@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fixpoint.models.recurrent import Leaky, LeakyCell, Recurrent
+from fixpoint.models.recurrent import Recurrent
+from fixpoint.models.recurrent_cell import Leaky, LeakyCell
 from fixpoint.solvers.checks import at_least, non_negative
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fixpoint.models.recurrent import Gated, GatedCell, Recurrent
+from fixpoint.models.recurrent import Recurrent
+from fixpoint.models.recurrent_cell import Gated, GatedCell
 
 
 class UGRNNCell(GatedCell):

@@ -13,8 +13,9 @@ from torch import Tensor
 from fixpoint.derivatives import Derivatives
 from fixpoint.names import unknown_name
 from fixpoint.solution import Result, Solution, Trace
-from fixpoint.solvers.base import IterativeSolver, MatrixMap, measure, refuse_options
+from fixpoint.solvers.base import IterativeSolver, MatrixMap, refuse_options
 from fixpoint.solvers.differences import derivatives_of
+from fixpoint.solvers.measure import measure
 
 METHODS = (
     "hybr",

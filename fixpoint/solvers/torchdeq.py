@@ -13,9 +13,10 @@ from fixpoint._tree import Packing, Tree
 from fixpoint.derivatives import Derivatives
 from fixpoint.names import unknown_name
 from fixpoint.solution import Result, Solution
-from fixpoint.solvers.base import IterativeSolver, MatrixMap, measure, refuse_options
+from fixpoint.solvers.base import IterativeSolver, MatrixMap, refuse_options
 from fixpoint.solvers.checks import at_least, non_negative, positive
 from fixpoint.solvers.differences import derivatives_of
+from fixpoint.solvers.measure import measure
 
 THEIR_NAMES = {
     "fixed_point_iter": {"beta": "tau"},
