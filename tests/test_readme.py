@@ -1,9 +1,14 @@
 """The README's examples run, and its two commands are there."""
 
+import json
 import re
 from pathlib import Path
+from statistics import mean, stdev
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_examples_run(capsys):
@@ -22,3 +27,36 @@ def test_the_two_commands_come_first():
     first, second = re.findall(r"```sh\n(.*?)\n```", README)[:2]
     assert first.endswith(".venv/bin/fixpoint compare")
     assert second.endswith(".venv/bin/pytest")
+
+
+def committed_runs():
+    """The lines of results/runs.jsonl by data set, model and K."""
+    runs = {}
+    for line in (ROOT / "results/runs.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        run = record["run"]
+        runs.setdefault((run["dataset"], run["model"], run["max_iter"]), []).append(record)
+    return runs
+
+
+RUNS = committed_runs()
+DATASETS = {"HAR-2": "har2", "toy walks": "toy-walks"}
+
+
+def test_all_committed_runs_are_in_the_table():
+    assert len(re.findall(r"^\| (?:HAR-2|toy walks) \|", README, re.MULTILINE)) == len(RUNS)
+
+
+@pytest.mark.parametrize("key", RUNS, ids=lambda key: "-".join(map(str, key)))
+def test_the_results_are_those_of_the_committed_runs(key):
+    dataset, model, K = key
+    for row in re.findall(r"^\| (?:HAR-2|toy walks) \|.*$", README, re.MULTILINE):
+        data, name, last, best, kb, _ = (cell.strip() for cell in row.strip("|").split("|"))
+        if DATASETS[data] == dataset and name.lower() in (model, f"{model} k={K}"):
+            break
+    else:
+        pytest.fail(f"no row of the README for {key}")
+    for given, metric in ((last, "accuracy_last"), (best, "accuracy_best")):
+        values = [record[metric] for record in RUNS[key]]
+        assert given == f"{mean(values):.2f} ± {stdev(values):.2f}"
+    assert {f"{record['size_kb']:.1f}" for record in RUNS[key]} == {kb}
