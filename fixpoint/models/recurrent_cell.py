@@ -99,8 +99,9 @@ class RecurrentCell(nn.Module):
 class FusedCell(RecurrentCell):
     """A cell whose states come from a fused operation or from its twin of plain operations.
 
-    A subclass names the operations and implements `recurrence`. Under autocast the fused path
-    computes in the dtype of the parameters.
+    A subclass names the operations and implements `recurrence`. Under autocast to bfloat16 on a
+    CUDA device the fused path multiplies in bfloat16 and keeps states and sums in float32; under
+    any other it computes in the dtype of the parameters.
 
     Args:
         nonlinearity: sigma, a name in `ACTIVATIONS`.
@@ -140,12 +141,16 @@ class FusedCell(RecurrentCell):
     def _fused(self, x: Tensor, h0: Tensor, last_only: bool) -> tuple[str | None, Tensor | None]:
         """Either the reason against the fused path, or the states."""
         device = x.device.type
+        lower = dtype_of_products(device)
         autocast = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if autocast else nullcontext():
-            part = self._arguments(x, h0)
-            if reason := self.refusal(x=x, **part):
+            part = {"x": x, **self._arguments(x, h0)}
+            if lower is not None:  # a and b stay: 0.99 is 0.988 in bfloat16
+                products = part.keys() - {"a", "b", "activation"}
+                part |= {k: part[k].to(lower) for k in products if part[k] is not None}
+            if reason := self.refusal(**part):
                 return reason, None
-            return None, self.fused_operation(x, **part, last_only=last_only, **self.fused_options)
+            return None, self.fused_operation(**part, last_only=last_only, **self.fused_options)
 
     def plain_states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
         """`states` by plain operations, the reference."""
@@ -236,6 +241,14 @@ def _all_finite(x: Tensor, h0: Tensor) -> bool:
     if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(h0):
         return False
     return math.isfinite(x.sum().item() + h0.sum().item())
+
+
+def dtype_of_products(device: str) -> torch.dtype | None:
+    """bfloat16 where autocast to it is on and a kernel multiplies in it, else None."""
+    if device != "cuda" or not torch.is_autocast_enabled(device):
+        return None
+    asked = torch.get_autocast_dtype(device)
+    return asked if asked == torch.bfloat16 else None
 
 
 def not_fused(reason: str | None) -> str:

@@ -14,7 +14,7 @@ import torch
 from models.test_fused import outcome, problem
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fixpoint.models import _operation, fused
+from fixpoint.models import FastRNNCell, _operation, fused, recurrent_cell
 from fixpoint.models.cells import ACTIVATIONS
 from fixpoint.models.fused import fused_scan, plain_scan, unsupported
 
@@ -262,3 +262,26 @@ def test_what_the_kernels_need(reason, monkeypatch):
     assert "capability 8.0, and cuda:0 has (7, 5)" in reason(4, torch.float32)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "triton is not installed" in reason(4, torch.float32)
+
+
+def test_autocast_on_a_gpu_multiplies_in_bfloat16(monkeypatch):
+    """What a layer gives to the kernel, and when."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
+    for asked, expected in ((torch.bfloat16, torch.bfloat16), (torch.float16, None)):
+        monkeypatch.setattr(torch, "get_autocast_dtype", lambda device, asked=asked: asked)
+        assert recurrent_cell.dtype_of_products("cuda") == expected
+        assert recurrent_cell.dtype_of_products("cpu") is None
+    monkeypatch.undo()
+    assert recurrent_cell.dtype_of_products("cuda") is None
+
+    monkeypatch.setattr(recurrent_cell, "dtype_of_products", lambda device: torch.bfloat16)
+    monkeypatch.setattr(FastRNNCell, "refusal", staticmethod(lambda **arguments: None))
+    given = {}
+    monkeypatch.setattr(
+        FastRNNCell,
+        "fused_operation",
+        staticmethod(lambda x, **arguments: given.update(x=x, **arguments)),
+    )
+    FastRNNCell(3, 4).states(torch.zeros(5, 2, 3), torch.zeros(2, 4), last_only=False)
+    assert {given[k].dtype for k in ("x", "h0", "A", "W", "bias")} == {torch.bfloat16}
+    assert given["a"].dtype == given["b"].dtype == torch.float32
