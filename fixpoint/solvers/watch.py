@@ -30,7 +30,8 @@ class Watch:
         self.masking = solver.check_every > 1  # whether some may be lost
         self.summing_up = solver.looks_each_update and len(z) > 0
         self.all_active = solver.check_every == 1
-        self.improving = False  # whether the residuals of all active samples are their least
+        self.improving = False  # whether the residuals of all that matter are their least
+        self.better = self.failed  # which samples' are, where not all
         self.done = False
         self.r = torch.full((len(z),), torch.inf, dtype=norm_dtype(z), device=z.device)
         self.inf, self.zero = self.r, torch.zeros_like(self.r)
@@ -58,9 +59,9 @@ class Watch:
         if self.improving:
             self.best_z, self.best_r = z, r
         elif self.keep_best:
-            better = r < self.best_r
-            self.best_z = _rows(better, z, self.best_z)
-            self.best_r = torch.where(better, r, self.best_r)
+            self.better = r < self.best_r
+            self.best_z = _rows(self.better, z, self.best_z)
+            self.best_r = torch.where(self.better, r, self.best_r)
         self.z, self.fz, self.r = z, fz, r
         self.residuals.append(r)
         if self.solver.record == "iterates":
@@ -75,8 +76,8 @@ class Watch:
         r, scale = measured.r, measured.scale
         gain, going = self.best_r - r, r
         if not self.all_active:
-            # A sample that is done needs no best state, and nobody waits for it.
-            gain = torch.where(self.active, gain, self.inf)
+            # A sample that has converged needs no best state, and nobody waits for it.
+            gain = torch.where(self.active | self.stuck, gain, self.inf)
             going = torch.where(self.active, r, self.zero)
         extremes = torch.stack((-(r + scale), scale, gain, r, -going)).amin(1)
         minus_sum, least_scale, least_gain, low, minus_going = extremes.tolist()
@@ -125,9 +126,9 @@ class Watch:
         else:
             self.iterations = self.iterations + self.active
             proposal = _rows(self.active, proposal, z)
-        # A sample that stands still keeps its residual, so it is none of those that improve.
+        # A sample that stands still keeps its residual: it shows where it does not improve.
         if self.solver.rejects_steps and self.solver.has_tolerance and not self.improving:
-            stuck = self.active & (proposal == z).all(1)
+            stuck = self.active & ~self.better & (proposal == z).all(1)
             if self.solver.check_every > 1 or bool(stuck.any()):
                 self.stuck, self.active = self.stuck | stuck, self.active & ~stuck
                 self.some_stuck, self.all_active = True, False
