@@ -95,26 +95,26 @@ class Watch:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Measure sample by sample, put lost ones back, and note who goes on: z, fz and r."""
         r, finite = measured.closely(self.solver, z, fz)
+        if k > 0 and torch.is_grad_enabled() and bool((self.active & ~finite).any()):
+            # In the graph of fz a lost sample's zero gradient would meet inf and spoil the rest.
+            before = self.best_z if self.solver.rejects_steps else self.z
+            fz = _rows(finite, phi(_rows(finite, z, before)), fz.detach())
+            self.evaluations += 1
         if self.solver.rejects_steps and k > 0:
             # The solver takes a step to where phi is not finite back: no sample is lost by it.
             r, finite = torch.where(finite, r, torch.inf), torch.ones_like(finite)
         active = finite & (r > 1) if self.solver.has_tolerance else finite
         if not self.all_active:
             active = active & self.active
-        self.improving, some_lost = False, False
+        self.improving = False
         if k % self.solver.check_every == 0:
             going, sound = torch.stack((active, finite)).sum(1).tolist()
             self.done = going == 0
-            some_lost = sound < len(z)
-            self.masking = self.masking or some_lost
+            self.masking = self.masking or sound < len(z)
             self.all_active = self.all_active and going == len(z)
         if self.masking:
             self.failed = self.failed | (self.active & ~finite)
             z, r = _rows(finite, z, self.z), torch.where(finite, r, self.r)
-            # In the graph of fz a lost sample's zero gradient would meet inf and spoil the rest.
-            if some_lost and k > 0 and torch.is_grad_enabled():
-                fz = phi(z)
-                self.evaluations += 1
             fz = _rows(finite, fz, self.fz)
         self.active = active
         return z, fz, r
