@@ -12,6 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from fixpoint import (
     Anderson,
+    BarzilaiBorwein,
     Broyden,
     ConvergenceError,
     ConvergenceWarning,
@@ -319,6 +320,37 @@ def test_a_row_that_overflows_does_not_poison_the_others(backward):
     if backward is Implicit:
         assert w.grad.item() == pytest.approx(1 / (1 - 3 * z**2), rel=1e-3)
     assert w.grad.isfinite()
+
+
+@pytest.mark.parametrize("check_every", [1, 3])
+@pytest.mark.parametrize("solver", [Picard, Anderson, BarzilaiBorwein, Broyden])
+@pytest.mark.parametrize("growth", [1.5, 3.0, 5.0])
+def test_unrolling_past_a_row_that_runs_away(solver, growth, check_every):
+    w = torch.tensor(1.0, requires_grad=True)
+    slope, runaway = torch.tensor([[0.5], [0.5], [0.3]]), torch.tensor([[0.0], [growth], [0.0]])
+    layer = FixedPoint(solver(check_every=check_every), Unrolled())
+    solution = layer(lambda z: w * (slope * z + runaway * z.exp()) + 1, torch.full((3, 1), 3.0))
+    assert solution.converged.tolist() == [True, False, True]
+    solution.z[::2].sum().backward()
+    assert w.grad.item() == pytest.approx(0.5 / 0.5**2 + 0.3 / 0.7**2, rel=1e-3)
+
+
+@pytest.mark.parametrize("check_every", [1, 3])
+@pytest.mark.parametrize("solver", [Broyden, Newton])
+def test_unrolling_past_steps_that_were_taken_back(solver, check_every):
+    w = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    c = torch.tensor([[0.2], [0.4]], dtype=torch.float64)
+    outside = []
+
+    def phi(z):
+        outside.append(bool((z < 0).any()))
+        return z - 5 * (w * torch.sqrt(z) - c)
+
+    layer = FixedPoint(solver(check_every=check_every, rtol=1e-10), Unrolled())
+    solution = layer(phi, torch.full((2, 1), 1.5, dtype=torch.float64)).check()
+    assert any(outside)
+    solution.z.sum().backward()  # z = (c / w)^2
+    assert w.grad.item() == pytest.approx(-2 * (0.2**2 + 0.4**2), rel=1e-4)
 
 
 def test_gradient_follows_grad_mode_not_train_mode():

@@ -85,7 +85,17 @@ class Anderson(IterativeSolver):
         return new if self.beta == 1 else new - (1 - self.beta) * g
 
     def _weights(self, gram: Tensor, right: Tensor) -> Tensor:
-        """gamma, (B, m), from dG^T dG, (B, m, m), and dG^T g, (B, m)."""
+        """gamma, (B, m), from dG^T dG, (B, m, m), and dG^T g, (B, m); 0 where not usable."""
+        gamma, usable = self._solve(gram, right)
+        if gamma.requires_grad:
+            # Solved again without what is not usable, whose zero gradient would meet inf.
+            unit = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+            gram = torch.where(usable.unsqueeze(2), gram, unit)
+            gamma, _ = self._solve(gram, torch.where(usable, right, 0.0))
+        return torch.where(usable, gamma, 0.0)
+
+    def _solve(self, gram: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights and whether they are usable, (B, 1)."""
         # A zero column, of a sample that has stopped, gets weight zero: its right side is zero.
         square = gram.diagonal(dim1=1, dim2=2).detach()
         length = square.clamp_min(torch.finfo(square.dtype).tiny).sqrt()
@@ -94,7 +104,7 @@ class Anderson(IterativeSolver):
         factor, info = torch.linalg.cholesky_ex(scaled)
         gamma = torch.cholesky_solve((right / length).unsqueeze(2), factor).squeeze(2) / length
         usable = (info == 0) & (gamma.detach().abs().sum(1) <= self.bound)
-        return torch.where(usable[:, None], gamma, 0.0)
+        return gamma, usable.unsqueeze(1)
 
     def extra_repr(self) -> str:
         return f"memory={self.memory}, beta={self.beta:g}, {super().extra_repr()}"

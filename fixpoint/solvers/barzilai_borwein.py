@@ -71,9 +71,10 @@ class BarzilaiBorwein(IterativeSolver):
             long = self.step == "long" or (self.step == "alternate" and k % 2 == 1)
             above, below = (dot(s, s), sy) if long else (sy, dot(y, y))
             # The inner `where` keeps 0 / 0 out of the gradient; a sample at rest stays at rest.
-            eta = -above / torch.where(below == 0, 1.0, below)
+            defined = (below != 0) & (above.abs() + below.abs() < torch.inf)
+            eta = -above / torch.where(defined, below, 1.0)
             size = eta.abs().clamp(1 / self.bound, self.bound)
-            eta = torch.where(below == 0, 1.0, torch.copysign(size, eta))
+            eta = torch.where(defined, torch.copysign(size, eta), 1.0)
         return z + eta * g, BarzilaiBorweinState(z, g, eta)
 
     def extra_repr(self) -> str:

@@ -36,7 +36,7 @@ class IterativeSolver(nn.Module):
         record: "residual" keeps each sample's residual after each update, "iterates" the states
             too; see `Trace`.
         check_every: look whether all samples are done (one device synchronisation, more where the
-            solver takes steps back) only at each n-th update.
+            solver takes steps back or updates are differentiated) only at each n-th update.
         norm: size of each sample, (B, D) -> (B,), in place of the RMS.
 
     Raises:

@@ -67,11 +67,6 @@ def judge(
         shorter = parabola.nan_to_num(0.0).clamp(min=0.1 * last, max=0.5 * last)
         shorter = torch.where(shorter < LEAST_LENGTH, 0.0, shorter)
         length = torch.where(accepted, 1.0, shorter)
-    return Judged(
-        accepted,
-        False,
-        torch.where(accepted, z, trial.z),
-        torch.where(accepted, g, trial.g),
-        torch.where(accepted, merit, trial.merit),
-        length,
-    )
+    z, g = torch.where(accepted, z, trial.z), torch.where(accepted, g, trial.g)
+    # Not chosen from both merits: the zero gradient of one that is not finite would be NaN.
+    return Judged(accepted, False, z, g, dot(g, g), length)

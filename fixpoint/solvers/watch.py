@@ -30,7 +30,8 @@ class Watch:
         self.masking = solver.check_every > 1  # whether some may be lost
         self.summing_up = solver.looks_each_update and len(z) > 0
         self.all_active = solver.check_every == 1
-        self.improving = False  # whether the residuals of all active samples are their least
+        self.improving = False  # whether the residuals of all that matter are their least
+        self.better = self.failed  # which samples' are, where not all
         self.done = False
         self.r = torch.full((len(z),), torch.inf, dtype=norm_dtype(z), device=z.device)
         self.inf, self.zero = self.r, torch.zeros_like(self.r)
@@ -58,9 +59,9 @@ class Watch:
         if self.improving:
             self.best_z, self.best_r = z, r
         elif self.keep_best:
-            better = r < self.best_r
-            self.best_z = _rows(better, z, self.best_z)
-            self.best_r = torch.where(better, r, self.best_r)
+            self.better = r < self.best_r
+            self.best_z = _rows(self.better, z, self.best_z)
+            self.best_r = torch.where(self.better, r, self.best_r)
         self.z, self.fz, self.r = z, fz, r
         self.residuals.append(r)
         if self.solver.record == "iterates":
@@ -75,8 +76,8 @@ class Watch:
         r, scale = measured.r, measured.scale
         gain, going = self.best_r - r, r
         if not self.all_active:
-            # A sample that is done needs no best state, and nobody waits for it.
-            gain = torch.where(self.active, gain, self.inf)
+            # A sample that has converged needs no best state, and nobody waits for it.
+            gain = torch.where(self.active | self.stuck, gain, self.inf)
             going = torch.where(self.active, r, self.zero)
         extremes = torch.stack((-(r + scale), scale, gain, r, -going)).amin(1)
         minus_sum, least_scale, least_gain, low, minus_going = extremes.tolist()
@@ -94,26 +95,26 @@ class Watch:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Measure sample by sample, put lost ones back, and note who goes on: z, fz and r."""
         r, finite = measured.closely(self.solver, z, fz)
+        if k > 0 and torch.is_grad_enabled() and bool((self.active & ~finite).any()):
+            # In the graph of fz a lost sample's zero gradient would meet inf and spoil the rest.
+            before = self.best_z if self.solver.rejects_steps else self.z
+            fz = _rows(finite, phi(_rows(finite, z, before)), fz.detach())
+            self.evaluations += 1
         if self.solver.rejects_steps and k > 0:
             # The solver takes a step to where phi is not finite back: no sample is lost by it.
             r, finite = torch.where(finite, r, torch.inf), torch.ones_like(finite)
         active = finite & (r > 1) if self.solver.has_tolerance else finite
         if not self.all_active:
             active = active & self.active
-        self.improving, some_lost = False, False
+        self.improving = False
         if k % self.solver.check_every == 0:
             going, sound = torch.stack((active, finite)).sum(1).tolist()
             self.done = going == 0
-            some_lost = sound < len(z)
-            self.masking = self.masking or some_lost
+            self.masking = self.masking or sound < len(z)
             self.all_active = self.all_active and going == len(z)
         if self.masking:
             self.failed = self.failed | (self.active & ~finite)
             z, r = _rows(finite, z, self.z), torch.where(finite, r, self.r)
-            # In the graph of fz a lost sample's zero gradient would meet inf and spoil the rest.
-            if some_lost and k > 0 and torch.is_grad_enabled():
-                fz = phi(z)
-                self.evaluations += 1
             fz = _rows(finite, fz, self.fz)
         self.active = active
         return z, fz, r
@@ -125,9 +126,9 @@ class Watch:
         else:
             self.iterations = self.iterations + self.active
             proposal = _rows(self.active, proposal, z)
-        # A sample that stands still keeps its residual, so it is none of those that improve.
+        # A sample that stands still keeps its residual: it shows where it does not improve.
         if self.solver.rejects_steps and self.solver.has_tolerance and not self.improving:
-            stuck = self.active & (proposal == z).all(1)
+            stuck = self.active & ~self.better & (proposal == z).all(1)
             if self.solver.check_every > 1 or bool(stuck.any()):
                 self.stuck, self.active = self.stuck | stuck, self.active & ~stuck
                 self.some_stuck, self.all_active = True, False

@@ -168,6 +168,18 @@ def test_a_nan_row_is_frozen_and_the_others_converge_as_alone(build):
     assert torch.equal(good.iterations, solution.iterations[::2])
 
 
+@pytest.mark.parametrize("mate", [0.5, 0.99, math.nan])
+def test_a_row_without_fixed_point_ends_as_alone(build, mate):
+    slope = torch.tensor([[1.0], [mate]], dtype=torch.float64)
+    z0 = torch.tensor([[0.2, 0.7], [-2.0, 3.0]], dtype=torch.float64)
+    solver = build(record="residual")
+    alone = solve(lambda z: slope[:1] * z + 1, z0[:1], solver)
+    both = solve(lambda z: slope * z + 1, z0, solver)
+    for field in ("z", "residual", "iterations", "result"):
+        assert torch.equal(getattr(both, field)[:1], getattr(alone, field)), field
+    assert alone.residual == alone.trace.residual.min()
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_non_finite_start_stops_at_once(build, value):
     solution = solve(torch.cos, torch.full((2, 3), value), build())
