@@ -41,6 +41,22 @@ def test_help_lists_commands_and_options():
         assert option in text
 
 
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("train", "ERNN"),
+        ("compare", "what makes sense"),
+        ("compare", "jordan for inexact-newton, self-feedback for the others"),
+        ("compare", "cores"),
+        ("report", "report.html in the first folder"),
+        ("reproduce", "all"),
+    ],
+)
+def test_help_shows_defaults_that_depend_on_others(command, default):
+    text = " ".join(run(command, "--help", COLUMNS="200").stdout.split())
+    assert re.search(rf"\[default: \(?{default}\)?\]", text)
+
+
 def test_no_command_shows_the_help():
     result = run()
     assert "compare" in result.output
