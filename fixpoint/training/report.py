@@ -13,8 +13,10 @@ import jinja2
 
 from fixpoint.analysis.charts import Curve, curve_chart, style_of
 from fixpoint.training.checkpoint import replace_file
-from fixpoint.training.records import Record, Records
+from fixpoint.training.records import Record, read_file
 from fixpoint.training.table import groups
+
+_NEEDED = ("run", "label", "metric", "epochs", "contraction", "versions", "device", "threads")
 
 
 class Cell(NamedTuple):
@@ -63,7 +65,16 @@ def read_records(source: Path) -> list[Record]:
         raise ValueError(
             f"{source} is no folder with a runs.jsonl: give the --out of other commands"
         )
-    return list(Records(folder).by_key.values())
+    # The runs may be going on: the file is not touched.
+    records = {record["key"]: record for record in read_file(folder / "runs.jsonl")}
+    for key, record in records.items():
+        lacking = [name for name in _NEEDED if name not in record]
+        if lacking:
+            raise ValueError(
+                f"the record {key} in {folder / 'runs.jsonl'} lacks {', '.join(lacking)}: remove "
+                "that line"
+            )
+    return list(records.values())
 
 
 def render(records: list[Record]) -> str:
