@@ -64,6 +64,7 @@ def test_no_command_shows_the_help():
 
 BAD = {
     "solver": (["--solvers", "picrd"], "unknown solver 'picrd': expected one of .*'picard'"),
+    "capitals": (["--models", "LSTM"], "unknown model 'LSTM': .*did you mean 'lstm'"),
     "updates": (["--solvers", "picard:0"], "NAME or NAME:MAX_ITER .*got 'picard:0', try picard:2"),
     "no solver": (["--solvers", ","], "at least one of --solvers"),
     "data set": (["--dataset", "har"], "unknown data set 'har': expected one of har2-sample"),
