@@ -43,9 +43,13 @@ def write_report(sources: Sequence[Path], out: Path) -> int:
         out: the page.
 
     Raises:
-        ValueError: there are no runs, or a line in a file is no record.
+        ValueError: there are no runs, a line in a file is no record, or `out` is a folder.
         OSError: the page cannot be written.
     """
+    if out.is_dir():
+        raise ValueError(
+            f"--out must be the file of the page; {out} is a folder: try {out / 'report.html'}"
+        )
     records = [record for source in sources for record in read_records(source)]
     if not records:
         raise ValueError(f"no run is recorded in {', '.join(map(str, sources))}")

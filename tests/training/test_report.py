@@ -189,6 +189,12 @@ def test_a_line_that_is_no_run_is_named(tmp_path, content, message):
         write_report([tmp_path], tmp_path / "page.html")
 
 
+def test_a_folder_as_the_page_is_refused(tmp_path, records):
+    Records(tmp_path).append(records[0])
+    with pytest.raises(ValueError, match=r"--out must be the file of the page; .*report\.html"):
+        write_report([tmp_path], tmp_path)
+
+
 def test_styles_differ():
     assert len({style_of(number) for number in range(28)}) == 28
 
