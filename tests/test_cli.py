@@ -41,6 +41,22 @@ def test_help_lists_commands_and_options():
         assert option in text
 
 
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("train", "ERNN"),
+        ("compare", "what makes sense"),
+        ("compare", "jordan for inexact-newton, self-feedback for the others"),
+        ("compare", "cores"),
+        ("report", "report.html in the first folder"),
+        ("reproduce", "all"),
+    ],
+)
+def test_help_shows_defaults_that_depend_on_others(command, default):
+    text = " ".join(run(command, "--help", COLUMNS="200").stdout.split())
+    assert re.search(rf"\[default: \(?{default}\)?\]", text)
+
+
 def test_no_command_shows_the_help():
     result = run()
     assert "compare" in result.output
@@ -48,6 +64,7 @@ def test_no_command_shows_the_help():
 
 BAD = {
     "solver": (["--solvers", "picrd"], "unknown solver 'picrd': expected one of .*'picard'"),
+    "capitals": (["--models", "LSTM"], "unknown model 'LSTM': .*did you mean 'lstm'"),
     "updates": (["--solvers", "picard:0"], "NAME or NAME:MAX_ITER .*got 'picard:0', try picard:2"),
     "no solver": (["--solvers", ","], "at least one of --solvers"),
     "data set": (["--dataset", "har"], "unknown data set 'har': expected one of har2-sample"),
@@ -127,6 +144,11 @@ def test_a_damaged_data_file(tmp_path):
     (tmp_path / "har.npz").write_bytes(b"PK\x03\x04")
     result = run("compare", "--dataset", "har2", FIXPOINT_DATA=str(tmp_path))
     assert_one_line(result, "har.npz is truncated or corrupt .*replace it by a fresh copy")
+
+
+def test_an_archive_that_is_not_there(tmp_path):
+    result = run("data", "fetch", "har2", "--archive", "none.zip", FIXPOINT_DATA=str(tmp_path))
+    assert_one_line(result, "^fixpoint: there is no file none.zip: give an archive that is there$")
 
 
 # figures

@@ -48,6 +48,8 @@ def one_line(
         yield
     except caught as error:
         raise _damaged(title, error, advice) from error
+    except FileNotFoundError:
+        raise
     except OSError as error:
         # Of bzip2 and gzip, or a place before the start of a file; others are about the folder.
         if error.errno not in (None, errno.EINVAL):

@@ -47,6 +47,8 @@ def load_recipe(name: str) -> Recipe:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"the recipe {path} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no UTF-8 text: save the recipe as UTF-8") from None
     try:
         return read_recipe(text)
     except (ValueError, TypeError) as error:

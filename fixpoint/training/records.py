@@ -44,21 +44,32 @@ class Records:
             os.fsync(file.fileno())
 
     def _read(self) -> list[Record]:
-        text = self.path.read_text()
-        lines = text.split("\n")
-        if lines[-1]:
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
             # Killed while writing: drop the broken end, so that the next line starts afresh.
-            self.path.write_text(text[: len(text) - len(lines[-1])])
-        records = []
-        for number, line in enumerate(lines[:-1], 1):
-            record = _parse(line)
-            if record is None:
-                raise ValueError(
-                    f"line {number} of {self.path} is no record: remove that line, or use another "
-                    "--out folder"
-                )
-            records.append(record)
-        return records
+            self.path.write_bytes(whole)
+        return read_file(self.path)
+
+
+def read_file(path: Path) -> list[Record]:
+    """The records in a file, which is left as it is; a last line still being written is none.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line that is not the last one is no record.
+    """
+    records = []
+    lines = path.read_bytes().decode("utf-8", "replace").split("\n")
+    for number, line in enumerate(lines[:-1], 1):
+        record = _parse(line)
+        if record is None:
+            raise ValueError(
+                f"line {number} of {path} is no record: remove that line, or use another "
+                "--out folder"
+            )
+        records.append(record)
+    return records
 
 
 def open_records(out: Path) -> Records:

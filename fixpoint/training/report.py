@@ -13,8 +13,10 @@ import jinja2
 
 from fixpoint.analysis.charts import Curve, curve_chart, style_of
 from fixpoint.training.checkpoint import replace_file
-from fixpoint.training.records import Record, Records
+from fixpoint.training.records import Record, read_file
 from fixpoint.training.table import groups
+
+_NEEDED = ("run", "label", "metric", "epochs", "contraction", "versions", "device", "threads")
 
 
 class Cell(NamedTuple):
@@ -41,9 +43,13 @@ def write_report(sources: Sequence[Path], out: Path) -> int:
         out: the page.
 
     Raises:
-        ValueError: there are no runs, or a line in a file is no record.
+        ValueError: there are no runs, a line in a file is no record, or `out` is a folder.
         OSError: the page cannot be written.
     """
+    if out.is_dir():
+        raise ValueError(
+            f"--out must be the file of the page; {out} is a folder: try {out / 'report.html'}"
+        )
     records = [record for source in sources for record in read_records(source)]
     if not records:
         raise ValueError(f"no run is recorded in {', '.join(map(str, sources))}")
@@ -63,7 +69,16 @@ def read_records(source: Path) -> list[Record]:
         raise ValueError(
             f"{source} is no folder with a runs.jsonl: give the --out of other commands"
         )
-    return list(Records(folder).by_key.values())
+    # The runs may be going on: the file is not touched.
+    records = {record["key"]: record for record in read_file(folder / "runs.jsonl")}
+    for key, record in records.items():
+        lacking = [name for name in _NEEDED if name not in record]
+        if lacking:
+            raise ValueError(
+                f"the record {key} in {folder / 'runs.jsonl'} lacks {', '.join(lacking)}: remove "
+                "that line"
+            )
+    return list(records.values())
 
 
 def render(records: list[Record]) -> str:

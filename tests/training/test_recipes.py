@@ -129,6 +129,13 @@ def test_settings_that_are_wrong(text, message):
         parse_setting(text)
 
 
+def test_a_recipe_that_is_no_utf_8(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes("[training]".encode("utf-16"))
+    with pytest.raises(ValueError, match=r"mine\.toml is no UTF-8 text: save the recipe as UTF-8"):
+        load_recipe(str(path))
+
+
 def test_errors_name_the_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("[training]\nlrr = 1")

@@ -165,6 +165,36 @@ def test_what_is_wrong_gets_one_line(tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
+def test_a_file_that_is_being_written_is_left_as_it_is(tmp_path, records):
+    file = tmp_path / "runs.jsonl"
+    for record in records:
+        Records(tmp_path).append(record)
+    with file.open("a") as other:
+        other.write('{"key": "half')
+    before = file.read_bytes()
+    assert write_report([tmp_path], tmp_path / "page.html") == len(records)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"key": "x"}\n', r"record x in .*runs\.jsonl lacks run, .*: remove that line"),
+        (b"\xff\n", r"line 1 of .*runs\.jsonl is no record"),
+    ],
+)
+def test_a_line_that_is_no_run_is_named(tmp_path, content, message):
+    (tmp_path / "runs.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        write_report([tmp_path], tmp_path / "page.html")
+
+
+def test_a_folder_as_the_page_is_refused(tmp_path, records):
+    Records(tmp_path).append(records[0])
+    with pytest.raises(ValueError, match=r"--out must be the file of the page; .*report\.html"):
+        write_report([tmp_path], tmp_path)
+
+
 def test_styles_differ():
     assert len({style_of(number) for number in range(28)}) == 28
 
