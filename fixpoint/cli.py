@@ -1,4 +1,4 @@
-"""The command line: `fixpoint train`, `compare`, `report`, `reproduce`, `figures` and `data`."""
+"""The command line: `fixpoint train`, `compare`, `diagnose`, `report`, `reproduce`, ..."""
 
 from __future__ import annotations
 
@@ -233,6 +233,26 @@ def compare(
             seeds=_integers("--seeds", seeds),
         )
         run(console, runs, out=out, jobs=jobs or _cores(device))
+
+
+@app.command()
+def diagnose(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(help="Folder of a training, as runs/train/KEY, or a checkpoint in it."),
+    ],
+    part: Annotated[str, typer.Option(help="Part of the data: train, valid or test.")] = "test",
+    windows: Annotated[int, _number("Most windows to look at, spread evenly.")] = 512,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the PNG files. [default: diagnosis in that of the training]"),
+    ] = None,
+) -> None:
+    """Say in plain sentences, and draw, whether a trained model converges on its data."""
+    with _one_line("Stopped."):
+        from fixpoint.training.diagnose import diagnose as run
+
+        run(console, checkpoint, out=out, part=part, windows=windows)
 
 
 @app.command()

@@ -150,18 +150,18 @@ class Runs:
 
 def phi(runs: Runs) -> Figure:
     """Phi and Phi' over alpha (figure derivativefig)."""
-    return _figure(plots.plot_equilibrium())
+    return plots.figure_of(plots.plot_equilibrium())
 
 
 def steps(runs: Runs) -> Figure:
     """Steps of plain, damped and Newton iteration to Phi(alpha), over alpha."""
-    return _figure(plots.plot_steps())
+    return plots.figure_of(plots.plot_steps())
 
 
 def h1(runs: Runs) -> Figure:
     """H1: parameter change over training on the walks (figure val, a)."""
     drifts = {name: parameter_drift(history.parameters) for name, (_, history) in runs.toy.items()}
-    return _figure(plots.plot_drift(drifts))
+    return plots.figure_of(plots.plot_drift(drifts))
 
 
 def h2(runs: Runs) -> Figure:
@@ -169,20 +169,22 @@ def h2(runs: Runs) -> Figure:
     data = runs.toy_walks
     few = slice(None, None, max(1, len(data.x_test) // 1000))
     x, y = data.x_test[few], data.y_test[few]
-    return _figure(
+    return plots.figure_of(
         plots.plot_discrimination({n: discrimination(m, x, y) for n, (m, _) in runs.toy.items()})
     )
 
 
 def h3(runs: Runs) -> Figure:
     """H3: training loss on the walks (figure H3)."""
-    return _figure(plots.plot_loss({name: history for name, (_, history) in runs.toy.items()}))
+    return plots.figure_of(
+        plots.plot_loss({name: history for name, (_, history) in runs.toy.items()})
+    )
 
 
 def convergence(runs: Runs) -> Figure:
     """Training loss of the approaches on real windows (figure acc_vs_epoch_har_2)."""
     histories = {name: history for name, (_, history) in runs.real.items()}
-    return _figure(plots.plot_loss(histories, title=runs.windows.name))
+    return plots.figure_of(plots.plot_loss(histories, title=runs.windows.name))
 
 
 def eta(runs: Runs) -> Figure:
@@ -197,7 +199,7 @@ def eta(runs: Runs) -> Figure:
         layer = recurrent_layer(runs.real[name][0])
         assert isinstance(layer, ERNN)
         plots.plot_eta(learned_eta(layer), one, k=k, title=f"${title}$, {runs.windows.name}")
-    return _figure(axes[0])
+    return plots.figure_of(axes[0])
 
 
 def gradients(runs: Runs) -> Figure:
@@ -211,7 +213,7 @@ def gradients(runs: Runs) -> Figure:
             x,
             lambda h, head=head: F.cross_entropy(head(h), y, reduction="sum"),  # type: ignore[misc]
         )
-    return _figure(plots.plot_gradient_norms(norms))
+    return plots.figure_of(plots.plot_gradient_norms(norms))
 
 
 def condition(runs: Runs) -> Figure:
@@ -220,7 +222,7 @@ def condition(runs: Runs) -> Figure:
     for one, name in zip(axes, ("ERNN K=1", "ERNN K=2"), strict=True):
         plots.plot_epochs(runs.real[name][1].watched, one)
         plots.add_title(one, name)
-    return _figure(axes[0])
+    return plots.figure_of(axes[0])
 
 
 def solvers(runs: Runs) -> Figure:
@@ -231,7 +233,7 @@ def solvers(runs: Runs) -> Figure:
     plots.plot_residual_curves(residual_curves(map_, z0, chosen, max_iter=100), axes[0])
     points = work_precision(map_, z0, chosen, rtols=[10.0**-p for p in range(2, 13, 2)])
     plots.plot_work_precision(points, axes[1], by="seconds")
-    return _figure(axes[0])
+    return plots.figure_of(axes[0])
 
 
 def gradient(runs: Runs) -> Figure:
@@ -240,7 +242,7 @@ def gradient(runs: Runs) -> Figure:
     weight = map_.keywords["U"].requires_grad_()
     rtols = [10.0**-p for p in range(1, 13)]
     error = gradient_error(map_, z0, [weight], steps=[1, 2, 4, 8, 16, 32, 64, 128], rtols=rtols)
-    return _figure(plots.plot_gradient_error(error))
+    return plots.figure_of(plots.plot_gradient_error(error))
 
 
 def basin(runs: Runs) -> Figure:
@@ -254,7 +256,7 @@ def basin(runs: Runs) -> Figure:
         plots.plot_basins(ends, one)
         solver = make_solver(name, rtol=1e-3)
         plots.plot_trajectories(trajectories(_two_units, starts, solver), one, name=name)
-    return _figure(axes[0])
+    return plots.figure_of(axes[0])
 
 
 FIGURES: dict[str, Callable[[Runs], Figure]] = {
@@ -288,12 +290,6 @@ def figure(name: str, runs: Runs) -> Figure:
     if name not in FIGURES:
         raise ValueError(unknown_name("figure", name, FIGURES))
     return FIGURES[name](runs)
-
-
-def _figure(axes: object) -> Figure:
-    found = axes.figure  # type: ignore[attr-defined]
-    assert isinstance(found, Figure)
-    return found
 
 
 def _tanh_layer(seed: int) -> tuple[partial[Tensor], Tensor]:

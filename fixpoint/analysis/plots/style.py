@@ -98,6 +98,13 @@ def panel(axes: Axes | None) -> Axes:
     return panels()[0] if axes is None else axes
 
 
+def figure_of(axes: Axes) -> Figure:
+    """The figure that holds the axes."""
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    return figure
+
+
 def add_legend(axes: Axes, *, title: str | None = None, columns: int = 1, **options: Any) -> None:
     """A legend a point smaller than the labels of the axes; above them with several columns."""
     size = axes.xaxis.label.get_fontsize() - 1  # type: ignore[operator]

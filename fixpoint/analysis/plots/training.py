@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from fixpoint.analysis.history import History, ParameterDrift
-from fixpoint.analysis.plots.style import COLOURS, add_legend, panel, style_of
+from fixpoint.analysis.plots.style import COLOURS, add_legend, figure_of, panel, panels, style_of
 from fixpoint.analysis.sequence import least_squares_line
 
 
@@ -37,7 +38,7 @@ def plot_drift(
         axes.plot(np.arange(1, len(y) + 1), y, markevery=max(1, len(y) // 10), **style_of(name))
     other = "of an epoch" if change else "to the last epoch"
     axes.set(xlabel="epoch", ylabel=f"parameter change {other}")
-    axes.set_ylim(bottom=0)
+    _from_zero(axes)
     add_legend(axes)
     return axes
 
@@ -61,7 +62,7 @@ def plot_discrimination(ratios: Mapping[str, Tensor], axes: Axes | None = None) 
         t = np.arange(1, len(ratio) + 1)
         axes.plot(t, ratio, markevery=max(1, len(t) // 10), **style_of(name))
     axes.set(xlabel="time step $t$", ylabel="intra / inter-class distance")
-    axes.set_ylim(bottom=0)
+    _from_zero(axes)
     add_legend(axes)
     return axes
 
@@ -148,6 +149,27 @@ def plot_eta(
     return axes
 
 
+def eta_figure(eta: Tensor) -> Figure:
+    """Learned eta over time with its line, a panel each update, at most three beside each other.
+
+    Args:
+        eta: (T, K), see `learned_eta`.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import plots
+        >>> len(plots.eta_figure(torch.rand(20, 2)).axes)
+        2
+    """
+    K = eta.shape[1]
+    axes = panels(-(-K // 3), min(K, 3))
+    for k in range(K):
+        plot_eta(eta, axes[k], k=k, title=f"$k = {k + 1}$, $K = {K}$")
+    for unused in axes[K:]:
+        unused.remove()
+    return figure_of(axes[0])
+
+
 def plot_gradient_norms(norms: Mapping[str, Tensor], axes: Axes | None = None) -> Axes:
     """|d loss / d h_t| over |d loss / d h_T|: median of the samples, by model.
 
@@ -209,6 +231,11 @@ def plot_jacobian_spectrum(
     axes.set_ylabel(r"singular values of $\partial h_T / \partial h_t$")
     add_legend(axes)
     return axes
+
+
+def _from_zero(axes: Axes) -> None:
+    """y from 0, with room above the highest curve for its markers."""
+    axes.set_ylim(0, 1.05 * axes.dataLim.y1)
 
 
 def _columns(methods: Mapping[str, object]) -> int:
