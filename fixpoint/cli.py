@@ -282,19 +282,28 @@ def reproduce(
     models: Annotated[
         str | None, typer.Option(help="Comma-separated models. [default: all]")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2,3,4",
+    seeds: Annotated[
+        str | None, typer.Option(help="Comma-separated seeds. [default: 0,1,2,3,4; figures: 0]")
+    ] = None,
     epochs: Annotated[int | None, _number("Epochs, for a first look.")] = None,
     settings: Setting = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
     out: Annotated[
-        Path, typer.Option(help="Folder for runs.jsonl, report.html and checkpoints.")
+        Path, typer.Option(help="Folder for runs.jsonl, report.html and checkpoints, or figures.")
     ] = Path("runs/reproduce"),
     jobs: Jobs = None,
 ) -> None:
     """Run the recipes of a table of the paper, and print ours beside the paper's numbers.
 
-    Finished runs in --out are not run again, unfinished ones go on.
+    Finished runs in --out are not run again, unfinished ones go on. With figures, draw those of the
+    paper, as "fixpoint figures" does.
     """
+    if target == "figures":
+        others = {"--models": models, "--set": settings, "--jobs": jobs}
+        _paper_figures(
+            dataset, seeds or "0", epochs, out, others | {"--device": device != "cpu" or None}
+        )
+        return
     with _one_line("Stopped; finished epochs are kept, the same command goes on."):
         from fixpoint.training.recipe_files import parse_setting
         from fixpoint.training.reproduce import reproduce as run
@@ -308,8 +317,32 @@ def reproduce(
             jobs=jobs or _cores(device),
             datasets=None if dataset is None else _split(dataset),
             models=None if models is None else _split(models),
-            seeds=_integers("--seeds", seeds),
+            seeds=_integers("--seeds", seeds or "0,1,2,3,4"),
             changes=changes,
+        )
+
+
+def _paper_figures(
+    dataset: str | None, seeds: str, epochs: int | None, out: Path, others: dict[str, Any]
+) -> None:
+    """The figures of the paper; `others` are options that they do not have."""
+    with _one_line("Stopped."):
+        from fixpoint.analysis.figures import PAPER
+        from fixpoint.training.figures import draw_figures
+
+        for option, value in others.items():
+            if value is not None:
+                raise ValueError(f"{option} is for tables: leave it out to draw the figures")
+        numbers = _integers("--seeds", seeds)
+        if len(numbers) != 1:
+            raise ValueError(f"the figures are drawn with one seed; got --seeds {seeds}")
+        draw_figures(
+            console,
+            list(PAPER),
+            out=out,
+            dataset=dataset or _real_windows(),
+            epochs=epochs or 25,
+            seed=numbers[0],
         )
 
 
@@ -363,31 +396,23 @@ def figures(
     out: Annotated[Path, typer.Option(help="Folder for the PNG files.")] = Path("runs/figures"),
 ) -> None:
     """Draw the figures of the ERNN paper, and of its analysis, from fresh short runs."""
-    from fixpoint.analysis import plots
-    from fixpoint.analysis.figures import FIGURES, Runs, figure
-    from fixpoint.data import load_dataset, normalise
-    from fixpoint.data.toy_walks import toy_walks
-    from fixpoint.names import unknown_name
+    with _one_line("Stopped."):
+        from fixpoint.analysis.figures import FIGURES
+        from fixpoint.training.figures import draw_figures
 
-    names = names or list(FIGURES)
-    dataset = dataset or ("har2" if os.environ.get("FIXPOINT_DATA") else "har2-sample")
-    try:
-        for name in names:
-            if name not in FIGURES:
-                raise ValueError(unknown_name("figure", name, FIGURES))
-        data = normalise(load_dataset(dataset))
-        out.mkdir(parents=True, exist_ok=True)
-        # One half of the walks is for testing.
-        runs = Runs(data, toy_walks(walks=2 * walks, seed=seed), epochs=epochs, seed=seed)
-        for name in names:
-            path = out / f"{name}.png"
-            with console.status(f"drawing {name}"):
-                plots.save(figure(name, runs), path)
-            console.print(f"{path}: {(FIGURES[name].__doc__ or '').splitlines()[0]}")
-    except (ValueError, OSError) as error:
-        _refuse(str(error))
-    for line in runs.summary():
-        console.print(line)
+        draw_figures(
+            console,
+            names or list(FIGURES),
+            out=out,
+            dataset=dataset or _real_windows(),
+            epochs=epochs,
+            walks=walks,
+            seed=seed,
+        )
+
+
+def _real_windows() -> str:
+    return "har2" if os.environ.get("FIXPOINT_DATA") else "har2-sample"
 
 
 def _split(text: str) -> list[str]:

@@ -16,6 +16,7 @@ from fixpoint.analysis.plots.style import (
     add_legend,
     figure_of,
     legend_below,
+    log_y,
     panel,
     panels,
 )
@@ -150,7 +151,7 @@ def plot_gap(gap: Tensor, axes: Axes | None = None) -> Axes:
     axes.fill_between(t, low, high, color=AFTER, alpha=0.2, linewidth=0, label="10 % .. 90 %")
     small = middle.max() < 0.05 or middle.max() > 100 * middle.min()
     if middle.min() > 0 and small:
-        axes.set_yscale("log")
+        log_y(axes)
     else:
         axes.set_ylim(0, 1.05 * max(1, high.max()))
     axes.set(xlabel="time step $t$", ylabel=r"$|\phi(h_t) - h_t|$ / size")

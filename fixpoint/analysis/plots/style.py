@@ -10,6 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, FuncFormatter
 
 COLUMN = 3.3
 """Width of a column of a two-column paper, in inches."""
@@ -119,6 +120,16 @@ def add_legend(axes: Axes, *, title: str | None = None, columns: int = 1, **opti
         framealpha=0.7,
         **options,
     )
+
+
+def log_y(axes: Axes) -> None:
+    """A logarithmic y axis; over less than two decades its ticks are plain numbers, as 0.02."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 100 * low:
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        few = FuncFormatter(lambda y, _: f"{y:g}" if f"{y:e}"[0] in "25" else "")
+        axes.yaxis.set_minor_formatter(FormatStrFormatter("%g") if high < 5 * low else few)
 
 
 def add_title(axes: Axes, text: str) -> None:

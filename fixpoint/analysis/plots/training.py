@@ -10,7 +10,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fixpoint.analysis.history import History, ParameterDrift
-from fixpoint.analysis.plots.style import COLOURS, add_legend, figure_of, panel, panels, style_of
+from fixpoint.analysis.plots.style import (
+    COLOURS,
+    add_legend,
+    figure_of,
+    log_y,
+    panel,
+    panels,
+    style_of,
+)
 from fixpoint.analysis.sequence import least_squares_line
 
 
@@ -36,8 +44,8 @@ def plot_drift(
     for name, drift in drifts.items():
         y = drift.change if change else drift.to_last[1:]
         axes.plot(np.arange(1, len(y) + 1), y, markevery=max(1, len(y) // 10), **style_of(name))
-    other = "of an epoch" if change else "to the last epoch"
-    axes.set(xlabel="epoch", ylabel=f"parameter change {other}")
+    other = r"\theta_{\mathrm{before}}" if change else r"\theta_{\mathrm{last}}"
+    axes.set(xlabel="epoch", ylabel=rf"parameter change $|\theta - {other}|$")
     _from_zero(axes)
     add_legend(axes)
     return axes
@@ -98,7 +106,7 @@ def plot_loss(
         axes.plot(np.arange(len(y)), y, markevery=max(1, len(y) // 10), **style_of(name))
     axes.set(xlabel="epoch", ylabel="test accuracy (%)" if accuracy else "training loss (nats)")
     if not accuracy:
-        axes.set_yscale("log")
+        log_y(axes)
     add_legend(axes, title=title, columns=_columns(histories))
     return axes
 
@@ -240,4 +248,4 @@ def _from_zero(axes: Axes) -> None:
 
 def _columns(methods: Mapping[str, object]) -> int:
     """A legend of one or two methods finds room inside the axes."""
-    return 1 if len(methods) <= 2 else 2
+    return 1 if len(methods) <= 2 else min(len(methods), 3)
