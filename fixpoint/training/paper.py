@@ -92,13 +92,3 @@ TABLES = {
 
 Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network, Tables 2-4.
 """
-
-FIGURES = (
-    "toy-walks-rnn",
-    "toy-walks-ernn",
-    "har2-fastrnn",
-    "har2-ernn",
-    "har2-ernn-k2",
-    "dsa19-ernn",
-)
-"""Recipes of the figures: loss on the toy walks, accuracy over epochs on HAR-2, eta over time."""
