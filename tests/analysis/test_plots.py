@@ -11,6 +11,7 @@ import torch
 
 from fixpoint import Result
 from fixpoint.analysis import ContractionProfile, diagnose, plots, record_training
+from fixpoint.analysis.plots import style
 from fixpoint.models import ERNN
 from fixpoint.solvers import SOLVERS
 
@@ -232,3 +233,24 @@ def test_a_gap_next_to_nothing_is_drawn_by_its_size():
     assert plots.plot_gap(torch.full((4, 3), 1e-4)).get_yscale() == "log"
     assert plots.plot_gap(torch.full((4, 3), 0.5)).get_yscale() == "linear"
     assert plots.plot_gap(torch.zeros(4, 3)).get_yscale() == "linear"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0.4, 0.65, ["0.4", "0.5", "0.6"]),
+        (0.03, 0.6, ["0.05", "0.1", "0.2", "0.5"]),
+        (0.002, 90, ["0.01", "0.1", "1", "10"]),
+        (1e-9, 1.5, None),
+    ],
+)
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers(low, high, shown):
+    (axes,) = plots.panels()
+    axes.plot([low, high])
+    axes.set_ylim(low, high)
+    style.log_y(axes)
+    axes.figure.draw_without_rendering()
+    ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
+    inside = sorted((t.get_loc(), t.label1.get_text()) for t in ticks if low <= t.get_loc() <= high)
+    texts = [text for _, text in inside if text]
+    assert texts == shown if shown else "$" in texts[0]

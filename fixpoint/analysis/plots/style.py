@@ -123,13 +123,18 @@ def add_legend(axes: Axes, *, title: str | None = None, columns: int = 1, **opti
 
 
 def log_y(axes: Axes) -> None:
-    """A logarithmic y axis; over less than two decades its ticks are plain numbers, as 0.02."""
+    """A logarithmic y axis with plain numbers, as 0.02, between 1e-4 and 1e4.
+
+    Over less than two decades there are numbers between the powers of ten, too.
+    """
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    if high < 100 * low:
+    if low > 1e-4 and high < 1e4:
         axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-        few = FuncFormatter(lambda y, _: f"{y:g}" if f"{y:e}"[0] in "25" else "")
-        axes.yaxis.set_minor_formatter(FormatStrFormatter("%g") if high < 5 * low else few)
+    some = "123456789" if high < 3 * low else "25" if high < 100 * low else ""
+    axes.yaxis.set_minor_formatter(
+        FuncFormatter(lambda y, _: f"{y:g}" if f"{y:e}"[0] in some else "")
+    )
 
 
 def add_title(axes: Axes, text: str) -> None:
