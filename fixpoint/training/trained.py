@@ -92,15 +92,15 @@ def _find(path: Path) -> tuple[Path, Path]:
             f"there is no file or folder {path}: give the folder of a training run, as "
             "runs/train/KEY"
         )
-    near = [path, path.parent, path.parent.parent]
-    folder = next((place for place in near if (place / RECIPE).is_file()), None)
-    if folder is None:
+    place = path if path.is_dir() else path.parent
+    of_epoch = place.name.startswith("epoch-")
+    folder = place.parent if of_epoch else place
+    if not (folder / RECIPE).is_file():
         raise ValueError(f"{path} {_what_instead(path)}")
     if path.suffix == ".safetensors":
         return folder, path
-    inside = path if path.is_dir() else path.parent
-    if (inside / WEIGHTS).is_file():
-        return folder, inside / WEIGHTS
+    if of_epoch:
+        return folder, place / WEIGHTS
     epochs = Checkpoint(folder).epochs
     if not epochs:
         raise ValueError(

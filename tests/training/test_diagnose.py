@@ -140,6 +140,9 @@ def test_a_model_whose_period_was_chosen_was_trained_on_all(tmp_path):
     trained = load_trained(tmp_path / recipe.key)
     assert trained.data.x_valid is None
     assert torch.equal(trained.data.x_test, prepare(Recipe()).data.x_test)
+    (trial, _) = (path for path in (tmp_path / recipe.key / "tuning").iterdir() if path.is_dir())
+    for path in (trial, trial / "epoch-0001"):
+        assert_one_line(invoke(path), "is no training run, it has no recipe.toml")
     result = invoke(tmp_path / recipe.key, "--part", "valid")
     assert_one_line(result, "har2-sample, as this model was .* has the parts train, test; got 'va")
 

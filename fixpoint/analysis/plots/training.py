@@ -200,7 +200,8 @@ def plot_gradient_norms(norms: Mapping[str, Tensor], axes: Axes | None = None) -
         t = np.arange(1, len(ratio) + 1)
         axes.plot(t, ratio, markevery=max(1, len(t) // 10), **style_of(name))
     axes.axhline(1, color="black", linewidth=0.5)
-    axes.set(xlabel="time step $t$", yscale="log")
+    log_y(axes)
+    axes.set_xlabel("time step $t$")
     axes.set_ylabel(r"$|\partial\ell / \partial h_t|$ over that at $T$")
     add_legend(axes, columns=_columns(norms))
     return axes
