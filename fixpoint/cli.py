@@ -85,7 +85,7 @@ Setting = Annotated[
 Jobs = Annotated[
     int | None,
     typer.Option(
-        parser=_count, metavar="N", help="Runs at a time, one thread each. [default: cores]"
+        parser=_count, metavar="N", help="Runs at a time, one thread each.", show_default="cores"
     ),
 ]
 
@@ -97,7 +97,7 @@ def _number(help: str) -> Any:
 @app.command()
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(help="Name of a recipe, or a .toml file. [default: ERNN]")
+        str | None, typer.Argument(help="Name of a recipe, or a .toml file.", show_default="ERNN")
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="Data set.")] = None,
     model: Annotated[str | None, typer.Option(help="ernn, rnn, lstm, gru, ...")] = None,
@@ -184,13 +184,13 @@ def compare(
     ] = "inexact-newton,inexact-newton:2,picard,anderson,broyden",
     backward: Annotated[
         str | None,
-        typer.Option(help="unrolled, implicit or both by comma. [default: what makes sense]"),
+        typer.Option(help="unrolled, implicit or both by comma.", show_default="what makes sense"),
     ] = None,
     cell: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated jordan, self-feedback, identity-feedback, linear. [default: "
-            "jordan for inexact-newton, self-feedback for the others]"
+            help="Comma-separated jordan, self-feedback, identity-feedback, linear.",
+            show_default="jordan for inexact-newton, self-feedback for the others",
         ),
     ] = None,
     hidden: Annotated[int, _number("Hidden units.")] = 80,
@@ -245,7 +245,9 @@ def diagnose(
     windows: Annotated[int, _number("Most windows to look at, spread evenly.")] = 512,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the PNG files. [default: diagnosis in that of the training]"),
+        typer.Option(
+            help="Folder for the PNG files.", show_default="diagnosis in that of the training"
+        ),
     ] = None,
 ) -> None:
     """Say in plain sentences, and draw, whether a trained model converges on its data."""
@@ -261,7 +263,7 @@ def report(
         list[Path], typer.Argument(help="Folders of other commands' --out, with their runs.jsonl.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The page. [default: report.html in the first folder]")
+        Path | None, typer.Option(help="The page.", show_default="report.html in the first folder")
     ] = None,
 ) -> None:
     """Write one self-contained page of finished runs: tables, curves, convergence."""
@@ -277,13 +279,14 @@ def report(
 def reproduce(
     target: Annotated[str, typer.Argument(help="table2, table3, table4 or figures.")],
     dataset: Annotated[
-        str | None, typer.Option(help="Comma-separated data sets. [default: all]")
+        str | None, typer.Option(help="Comma-separated data sets.", show_default="all")
     ] = None,
     models: Annotated[
-        str | None, typer.Option(help="Comma-separated models. [default: all]")
+        str | None, typer.Option(help="Comma-separated models.", show_default="all")
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Comma-separated seeds. [default: 0,1,2,3,4; figures: 0]")
+        str | None,
+        typer.Option(help="Comma-separated seeds.", show_default="0,1,2,3,4; figures: 0"),
     ] = None,
     epochs: Annotated[int | None, _number("Epochs, for a first look.")] = None,
     settings: Setting = None,

@@ -44,6 +44,17 @@ def test_help_lists_commands_and_options():
         assert option in text
 
 
+def test_help_says_what_is_taken_by_default():
+    for command, defaults in {
+        "compare": ("cores", "jordan for inexact-newton"),
+        "diagnose": ("diagnosis in that of the training",),
+        "reproduce": ("all", "0,1,2,3,4; figures: 0"),
+    }.items():
+        text = " ".join(re.sub(r"[│\s]+", " ", run(command, "--help").stdout).split())
+        for default in defaults:
+            assert f"[default: ({default}" in text
+
+
 def test_no_command_shows_the_help():
     result = run()
     assert "compare" in result.output
