@@ -1,4 +1,4 @@
-"""The command line: `fixpoint train`, `compare`, `report`, `reproduce`, `figures` and `data`."""
+"""The command line: `fixpoint train`, `compare`, `diagnose`, `report`, `reproduce`, ..."""
 
 from __future__ import annotations
 
@@ -97,8 +97,7 @@ def _number(help: str) -> Any:
 @app.command()
 def train(
     recipe: Annotated[
-        str | None,
-        typer.Argument(help="Name of a recipe, or a .toml file.", show_default="ERNN"),
+        str | None, typer.Argument(help="Name of a recipe, or a .toml file.", show_default="ERNN")
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="Data set.")] = None,
     model: Annotated[str | None, typer.Option(help="ernn, rnn, lstm, gru, ...")] = None,
@@ -237,13 +236,34 @@ def compare(
 
 
 @app.command()
+def diagnose(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(help="Folder of a training, as runs/train/KEY, or a checkpoint in it."),
+    ],
+    part: Annotated[str, typer.Option(help="Part of the data: train, valid or test.")] = "test",
+    windows: Annotated[int, _number("Most windows to look at, spread evenly.")] = 512,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the PNG files.", show_default="diagnosis in that of the training"
+        ),
+    ] = None,
+) -> None:
+    """Say in plain sentences, and draw, whether a trained model converges on its data."""
+    with _one_line("Stopped."):
+        from fixpoint.training.diagnose import diagnose as run
+
+        run(console, checkpoint, out=out, part=part, windows=windows)
+
+
+@app.command()
 def report(
     runs: Annotated[
         list[Path], typer.Argument(help="Folders of other commands' --out, with their runs.jsonl.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(help="The page.", show_default="report.html in the first folder"),
+        Path | None, typer.Option(help="The page.", show_default="report.html in the first folder")
     ] = None,
 ) -> None:
     """Write one self-contained page of finished runs: tables, curves, convergence."""
@@ -264,19 +284,29 @@ def reproduce(
     models: Annotated[
         str | None, typer.Option(help="Comma-separated models.", show_default="all")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2,3,4",
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated seeds.", show_default="0,1,2,3,4; figures: 0"),
+    ] = None,
     epochs: Annotated[int | None, _number("Epochs, for a first look.")] = None,
     settings: Setting = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
     out: Annotated[
-        Path, typer.Option(help="Folder for runs.jsonl, report.html and checkpoints.")
+        Path, typer.Option(help="Folder for runs.jsonl, report.html and checkpoints, or figures.")
     ] = Path("runs/reproduce"),
     jobs: Jobs = None,
 ) -> None:
     """Run the recipes of a table of the paper, and print ours beside the paper's numbers.
 
-    Finished runs in --out are not run again, unfinished ones go on.
+    Finished runs in --out are not run again, unfinished ones go on. With figures, draw those of the
+    paper, as "fixpoint figures" does.
     """
+    if target == "figures":
+        others = {"--models": models, "--set": settings, "--jobs": jobs}
+        _paper_figures(
+            dataset, seeds or "0", epochs, out, others | {"--device": device != "cpu" or None}
+        )
+        return
     with _one_line("Stopped; finished epochs are kept, the same command goes on."):
         from fixpoint.training.recipe_files import parse_setting
         from fixpoint.training.reproduce import reproduce as run
@@ -290,8 +320,32 @@ def reproduce(
             jobs=jobs or _cores(device),
             datasets=None if dataset is None else _split(dataset),
             models=None if models is None else _split(models),
-            seeds=_integers("--seeds", seeds),
+            seeds=_integers("--seeds", seeds or "0,1,2,3,4"),
             changes=changes,
+        )
+
+
+def _paper_figures(
+    dataset: str | None, seeds: str, epochs: int | None, out: Path, others: dict[str, Any]
+) -> None:
+    """The figures of the paper; `others` are options that they do not have."""
+    with _one_line("Stopped."):
+        from fixpoint.analysis.figures import PAPER
+        from fixpoint.training.figures import draw_figures
+
+        for option, value in others.items():
+            if value is not None:
+                raise ValueError(f"{option} is for tables: leave it out to draw the figures")
+        numbers = _integers("--seeds", seeds)
+        if len(numbers) != 1:
+            raise ValueError(f"the figures are drawn with one seed; got --seeds {seeds}")
+        draw_figures(
+            console,
+            list(PAPER),
+            out=out,
+            dataset=dataset or _real_windows(),
+            epochs=epochs or 25,
+            seed=numbers[0],
         )
 
 
@@ -345,31 +399,23 @@ def figures(
     out: Annotated[Path, typer.Option(help="Folder for the PNG files.")] = Path("runs/figures"),
 ) -> None:
     """Draw the figures of the ERNN paper, and of its analysis, from fresh short runs."""
-    from fixpoint.analysis import plots
-    from fixpoint.analysis.figures import FIGURES, Runs, figure
-    from fixpoint.data import load_dataset, normalise
-    from fixpoint.data.toy_walks import toy_walks
-    from fixpoint.names import unknown_name
+    with _one_line("Stopped."):
+        from fixpoint.analysis.figures import FIGURES
+        from fixpoint.training.figures import draw_figures
 
-    names = names or list(FIGURES)
-    dataset = dataset or ("har2" if os.environ.get("FIXPOINT_DATA") else "har2-sample")
-    try:
-        for name in names:
-            if name not in FIGURES:
-                raise ValueError(unknown_name("figure", name, FIGURES))
-        data = normalise(load_dataset(dataset))
-        out.mkdir(parents=True, exist_ok=True)
-        # One half of the walks is for testing.
-        runs = Runs(data, toy_walks(walks=2 * walks, seed=seed), epochs=epochs, seed=seed)
-        for name in names:
-            path = out / f"{name}.png"
-            with console.status(f"drawing {name}"):
-                plots.save(figure(name, runs), path)
-            console.print(f"{path}: {(FIGURES[name].__doc__ or '').splitlines()[0]}")
-    except (ValueError, OSError) as error:
-        _refuse(str(error))
-    for line in runs.summary():
-        console.print(line)
+        draw_figures(
+            console,
+            names or list(FIGURES),
+            out=out,
+            dataset=dataset or _real_windows(),
+            epochs=epochs,
+            walks=walks,
+            seed=seed,
+        )
+
+
+def _real_windows() -> str:
+    return "har2" if os.environ.get("FIXPOINT_DATA") else "har2-sample"
 
 
 def _split(text: str) -> list[str]:

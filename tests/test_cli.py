@@ -5,10 +5,13 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import fixpoint
+from fixpoint.analysis import plots
 from fixpoint.cli import app
 
 SCRIPT = Path(sysconfig.get_path("scripts")) / "fixpoint"
@@ -50,6 +53,8 @@ def test_help_lists_commands_and_options():
         ("compare", "cores"),
         ("report", "report.html in the first folder"),
         ("reproduce", "all"),
+        ("reproduce", "0,1,2,3,4; figures: 0"),
+        ("diagnose", "diagnosis in that of the training"),
     ],
 )
 def test_help_shows_defaults_that_depend_on_others(command, default):
@@ -166,8 +171,32 @@ def test_figures_are_drawn_and_named(tmp_path):
     assert re.search(r"toy walks after 1 epochs: RNN \d+\.\d %, ERNN \d+\.\d %", text)
 
 
+def test_eta_without_dsa19_says_what_to_do(tmp_path, monkeypatch):
+    drawn = {}
+
+    def figure(name, runs):
+        drawn[name] = runs
+        return plots.panel(None).figure
+
+    monkeypatch.setattr("fixpoint.analysis.figures.figure", figure)
+    arguments = ("figures", "eta", "--dataset", "har2-sample", "--out", str(tmp_path / "new"))
+    result = run(*arguments, FIXPOINT_DATA=str(tmp_path))
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "eta is drawn without DSA-19: dsa.npz was expected in" in text
+    assert "'fixpoint data fetch dsa19'" in text
+    assert drawn["eta"].other is None
+    x = np.random.default_rng(0).normal(size=(40, 5, 2))
+    np.savez(tmp_path / "own.npz", x=(100 * x).astype("int16"), y=np.arange(40) % 2)
+    arguments = ("figures", "h1", "--dataset", str(tmp_path / "own.npz"), "--out", str(tmp_path))
+    assert run(*arguments).exit_code == 0
+    assert drawn["h1"].data.x_train.dtype == torch.float32
+    assert drawn["h1"].data.x_train.std().item() == pytest.approx(1, abs=0.1)
+
+
 def test_a_figure_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
     result = run("figures", "h1", "h4", "--out", str(tmp_path / "new"))
     assert result.exit_code == 2
     assert "unknown figure 'h4': expected one of phi, steps, h1" in result.output
+    assert result.stderr.startswith("fixpoint: ")
     assert not (tmp_path / "new").exists()

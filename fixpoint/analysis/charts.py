@@ -10,7 +10,9 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
+
+from fixpoint.analysis.plots.style import log_y
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Colours that colour-blind readers can tell apart (Okabe and Ito, 2008)."""
@@ -67,11 +69,7 @@ def curve_chart(
     if line is not None:
         axes.axhline(line, color="#777777", linestyle="--", linewidth=1)
     if log:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-        low_end, high_end = axes.get_ylim()
-        short = FormatStrFormatter("%g") if high_end < 20 * low_end else NullFormatter()
-        axes.yaxis.set_minor_formatter(short)
+        log_y(axes)
     axes.set_xlabel(x)
     axes.set_ylabel(y, labelpad=8)
     axes.grid(alpha=0.25)

@@ -12,6 +12,7 @@ from fixpoint.analysis.sequence import ContractionProfile, contraction_profile, 
 from fixpoint.analysis.states import recurrent_layer, time_first
 from fixpoint.models import ERNN
 from fixpoint.solution import RESULT_TEXT, Result
+from fixpoint.solvers import InexactNewton
 
 NEAR, FAR = 0.01, 0.3
 """A gap up to which a state counts as equilibrated, and one from which it counts as integrating."""
@@ -86,13 +87,18 @@ def diagnose(model: nn.Module, x: Tensor, *, points: int = 32, windows: int = 8)
     sentences = (
         _setting(layer, steps),
         *_solving(layer, result, iterations),
-        *describe(profile, gap),
+        *describe(profile, gap, _all_eta(layer, len(steps))),
     )
     return Diagnosis(sentences, profile, gap, result, iterations)
 
 
-def describe(profile: ContractionProfile, gap: Tensor | None = None) -> tuple[str, ...]:
+def describe(
+    profile: ContractionProfile, gap: Tensor | None = None, eta: Tensor | None = None
+) -> tuple[str, ...]:
     """A profile and, if given, the gap of `equilibrium_gap` in sentences; t and k count from 1.
+
+    Args:
+        eta: of every time step and update, (T, K); that of the profile's steps if not given.
 
     Example:
         >>> import torch
@@ -102,16 +108,30 @@ def describe(profile: ContractionProfile, gap: Tensor | None = None) -> tuple[st
         >>> print(describe(profile)[0])
         The condition ||I + eta f'(h)|| < 1 holds at all of the (t, k, window) looked at.
     """
-    return (*_condition(profile), *_steps(profile), *(() if gap is None else _distance(gap)))
+    if eta is None:
+        steps = _steps(profile.eta, profile.t.tolist())
+    else:
+        steps = _steps(eta, list(range(len(eta))))
+    return (*_condition(profile), *steps, *(() if gap is None else _distance(gap)))
 
 
 def _setting(layer: ERNN, x: Tensor) -> str:
     solver = layer.fixed_point.solver
     K = f"K = {solver.max_iter}" if not solver.has_tolerance else f"rtol = {solver.rtol:g}"
+    # torch names the class of a module with a bounded weight anew.
+    cell = type(layer.cell).__name__.removeprefix("Parametrized")
     return (
-        f"ERNN with {type(layer.cell).__name__} and {type(solver).__name__}, {K}; "
+        f"ERNN with {cell} and {type(solver).__name__}, {K}; "
         f"{x.shape[1]} windows of {len(x)} time steps."
     )
+
+
+def _all_eta(layer: ERNN, T: int) -> Tensor | None:
+    """eta of every time step, of which the profile may have some, (T, K); None without an own."""
+    solver = layer.fixed_point.solver
+    if not isinstance(solver, InexactNewton) or solver.has_tolerance:
+        return None
+    return solver.steps_until(T).expand(T, -1).cpu()
 
 
 def _solving(layer: ERNN, result: Tensor, iterations: Tensor) -> Iterable[str]:
@@ -153,33 +173,32 @@ def _condition(profile: ContractionProfile) -> Iterable[str]:
     )
     for reason, mask in reasons:
         if bool((fails & mask).any()):
-            yield f"It fails {_where(profile, fails & mask)} because {reason}."
+            where = _where((fails & mask).any(2), profile.t.tolist())
+            share = (fails & mask).any(1).any(0).double().mean().item()
+            yield f"It fails {where} ({_percent(share)} of the windows) because {reason}."
 
 
-def _where(profile: ContractionProfile, mask: Tensor) -> str:
-    """The (t, k) at which the mask, (S, K, B), holds in some window."""
-    some = mask.any(2)
-    updates = some.shape[1]
-    ranges = [_ranges(some[:, k].tolist(), profile.t.tolist()) for k in range(updates)]
+def _where(marked: Tensor, times: list[int]) -> str:
+    """The (t, k) that are marked, (S, K), of the S time steps looked at."""
+    updates = marked.shape[1]
+    ranges = [_ranges(marked[:, k].tolist(), times) for k in range(updates)]
     if updates > 1 and len(set(ranges)) == 1:
-        text = f"t = {ranges[0]} for every k"
-    else:
-        parts = [(f"t = {at}", f" for k = {k + 1}") for k, at in enumerate(ranges) if at]
-        text = " and ".join(at + (of if updates > 1 else "") for at, of in parts)
-    share = mask.any(1).any(0).double().mean().item()
-    return f"at {text} ({_percent(share)} of the windows)"
+        return f"at t = {ranges[0]} for every k"
+    parts = [(f"t = {at}", f" for k = {k + 1}") for k, at in enumerate(ranges) if at]
+    return "at " + " and ".join(at + (of if updates > 1 else "") for at, of in parts)
 
 
-def _steps(profile: ContractionProfile) -> Iterable[str]:
-    eta = profile.eta.double()
+def _steps(eta: Tensor, times: list[int]) -> Iterable[str]:
+    """In words, eta, (S, K), of the S time steps given."""
+    eta = eta.double()
     negative = eta < 0
     low, high = eta.min().item(), eta.max().item()
     span = f"eta = {low:.3g}" if low == high else f"eta lies between {low:.3g} and {high:.3g}"
     if not bool(negative.any()):
         yield f"{span}; none is negative."
         return
-    where = _where(profile, negative[..., None])
-    yield f"{span}; {int(negative.sum())} of {eta.numel()} are negative, {where.split(' (')[0]}."
+    count = int(negative.sum())
+    yield f"{span}; {count} of {eta.numel()} are negative, {_where(negative, times)}."
 
 
 def _distance(gap: Tensor) -> Iterable[str]:

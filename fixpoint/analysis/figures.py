@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from fixpoint.analysis.plots import Figure
 from fixpoint.analysis.sequence import contraction_profile, learned_eta
 from fixpoint.analysis.states import gradient_norms, recurrent_layer
 from fixpoint.analysis.work import gradient_error, residual_curves, work_precision
-from fixpoint.models import ERNN, LastStateClassifier
+from fixpoint.models import ERNN, FastRNN, LastStateClassifier
 from fixpoint.names import unknown_name
 from fixpoint.solvers import SOLVERS, InexactNewton, make_solver
 
@@ -45,6 +45,8 @@ class Runs:
     Args:
         data: windows for the figures on real data; None if only others are drawn.
         walks: toy walks (`fixpoint.data.toy_walks`); None if only others are drawn.
+        other: windows of another data set (DSA-19 in the paper) for learned eta; None leaves its
+            panel out.
         epochs: of every training.
         hidden: units of the models on real data; 10 on the walks, as in the paper.
         seed: of weights and order.
@@ -55,11 +57,12 @@ class Runs:
         data: Windows | None = None,
         walks: Windows | None = None,
         *,
+        other: Windows | None = None,
         epochs: int = 25,
         hidden: int = 80,
         seed: int = 0,
     ) -> None:
-        self.data, self.walks, self.epochs = data, walks, epochs
+        self.data, self.walks, self.other, self.epochs = data, walks, other, epochs
         self.hidden, self.seed = hidden, seed
 
     @cached_property
@@ -78,40 +81,37 @@ class Runs:
 
     @cached_property
     def real(self) -> dict[str, tuple[nn.Module, History]]:
-        """RNN, LSTM and ERNN with K = 1 and 2 on the windows, by the paper's protocol."""
-        data = self.windows
-        steps, d = data.x_train.shape[1:]
+        """RNN, LSTM, FastRNN and ERNN with K = 1 and 2 on the windows."""
+        data, n = self.windows, self.hidden
+        d = data.x_train.shape[2]
         few = data.x_test[:: max(1, len(data.x_test) // 4)][:4]
-
-        def ernn(K: int) -> nn.Module:
-            return ERNN(d, self.hidden, rank=8, max_iter=K, timesteps=steps, batch_first=True)
-
         layers: dict[str, Callable[[], nn.Module]] = {
-            "RNN": lambda: nn.RNN(d, self.hidden, batch_first=True),
-            "LSTM": lambda: nn.LSTM(d, self.hidden, batch_first=True),
-            "ERNN K=1": lambda: ernn(1),
-            "ERNN K=2": lambda: ernn(2),
+            "RNN": lambda: nn.RNN(d, n, batch_first=True),
+            "LSTM": lambda: nn.LSTM(d, n, batch_first=True),
+            "FastRNN": lambda: FastRNN(d, n, batch_first=True),
+            "ERNN K=1": lambda: _ernn(data, n, 1),
+            "ERNN K=2": lambda: _ernn(data, n, 2),
         }
 
         def watch(model: nn.Module) -> object:
             layer = model.layer
             return contraction_profile(layer, few, points=8) if isinstance(layer, ERNN) else None
 
-        train = partial(
-            record_training,
-            x=data.x_train,
-            y=data.y_train,
-            test=(data.x_test, data.y_test),
-            epochs=self.epochs,
-            watch=watch,
-        )
-        classes = len(data.classes)
-        return {n: self._train(m, self.hidden, classes, train) for n, m in layers.items()}
+        return {name: self._on(data, make, watch=watch) for name, make in layers.items()}
+
+    @cached_property
+    def second(self) -> dict[str, tuple[nn.Module, History]]:
+        """ERNN with K = 1 on the other windows; nothing without them."""
+        other = self.other
+        if other is None:
+            return {}
+        return {"ERNN K=1": self._on(other, lambda: _ernn(other, self.hidden, 1))}
 
     def summary(self) -> list[str]:
         """Test accuracy after the last epoch of every model trained so far, a line a data set."""
         lines = []
-        for key, data in (("toy", "toy walks"), ("real", self.data.name if self.data else "")):
+        names = [getattr(data, "name", "") for data in (self.data, self.other)]
+        for key, data in zip(("toy", "real", "second"), ("toy walks", *names), strict=True):
             trained = self.__dict__.get(key, {})  # a cached property that was used is there
             parts = [f"{n} {h.accuracy[-1]:.1f} %" for n, (_, h) in trained.items()]
             if parts:
@@ -136,6 +136,20 @@ class Runs:
             raise ValueError("this figure needs toy walks: build Runs(walks=toy_walks())")
         return self.walks
 
+    def _on(
+        self, data: Windows, make: Callable[[], nn.Module], **options: Any
+    ) -> tuple[nn.Module, History]:
+        """The model of a layer, trained on windows by the paper's protocol."""
+        train = partial(
+            record_training,
+            x=data.x_train,
+            y=data.y_train,
+            test=(data.x_test, data.y_test),
+            epochs=self.epochs,
+            **options,
+        )
+        return self._train(make, self.hidden, len(data.classes), train)
+
     def _train(
         self,
         make: Callable[[], nn.Module],
@@ -150,18 +164,18 @@ class Runs:
 
 def phi(runs: Runs) -> Figure:
     """Phi and Phi' over alpha (figure derivativefig)."""
-    return _figure(plots.plot_equilibrium())
+    return plots.figure_of(plots.plot_equilibrium())
 
 
 def steps(runs: Runs) -> Figure:
     """Steps of plain, damped and Newton iteration to Phi(alpha), over alpha."""
-    return _figure(plots.plot_steps())
+    return plots.figure_of(plots.plot_steps())
 
 
 def h1(runs: Runs) -> Figure:
     """H1: parameter change over training on the walks (figure val, a)."""
     drifts = {name: parameter_drift(history.parameters) for name, (_, history) in runs.toy.items()}
-    return _figure(plots.plot_drift(drifts))
+    return plots.figure_of(plots.plot_drift(drifts))
 
 
 def h2(runs: Runs) -> Figure:
@@ -169,35 +183,36 @@ def h2(runs: Runs) -> Figure:
     data = runs.toy_walks
     few = slice(None, None, max(1, len(data.x_test) // 1000))
     x, y = data.x_test[few], data.y_test[few]
-    return _figure(
+    return plots.figure_of(
         plots.plot_discrimination({n: discrimination(m, x, y) for n, (m, _) in runs.toy.items()})
     )
 
 
 def h3(runs: Runs) -> Figure:
     """H3: training loss on the walks (figure H3)."""
-    return _figure(plots.plot_loss({name: history for name, (_, history) in runs.toy.items()}))
+    return plots.figure_of(
+        plots.plot_loss({name: history for name, (_, history) in runs.toy.items()})
+    )
 
 
 def convergence(runs: Runs) -> Figure:
     """Training loss of the approaches on real windows (figure acc_vs_epoch_har_2)."""
     histories = {name: history for name, (_, history) in runs.real.items()}
-    return _figure(plots.plot_loss(histories, title=runs.windows.name))
+    return plots.figure_of(plots.plot_loss(histories, title=runs.windows.name))
 
 
 def eta(runs: Runs) -> Figure:
     """Learned eta over time with its line, K = 1 and both updates of K = 2 (figure eta)."""
-    axes = plots.panels(1, 3)
-    shown = [
-        ("ERNN K=1", 0, "K = 1"),
-        ("ERNN K=2", 0, "k = 1, K = 2"),
-        ("ERNN K=2", 1, "k = 2, K = 2"),
-    ]
-    for one, (name, k, title) in zip(axes, shown, strict=True):
-        layer = recurrent_layer(runs.real[name][0])
+    first = runs.windows.name
+    shown = [("K = 1", first, 0, runs.real["ERNN K=1"][0])]
+    shown += [("K = 1", str(runs.other and runs.other.name), 0, m) for m, _ in runs.second.values()]
+    shown += [(f"k = {k + 1}, K = 2", first, k, runs.real["ERNN K=2"][0]) for k in range(2)]
+    axes = plots.panels(2, 2) if len(shown) == 4 else plots.panels(1, 3)
+    for one, (title, data, k, model) in zip(axes, shown, strict=True):
+        layer = recurrent_layer(model)
         assert isinstance(layer, ERNN)
-        plots.plot_eta(learned_eta(layer), one, k=k, title=f"${title}$, {runs.windows.name}")
-    return _figure(axes[0])
+        plots.plot_eta(learned_eta(layer), one, k=k, title=f"${title}$, {data}")
+    return plots.figure_of(axes[0])
 
 
 def gradients(runs: Runs) -> Figure:
@@ -211,7 +226,7 @@ def gradients(runs: Runs) -> Figure:
             x,
             lambda h, head=head: F.cross_entropy(head(h), y, reduction="sum"),  # type: ignore[misc]
         )
-    return _figure(plots.plot_gradient_norms(norms))
+    return plots.figure_of(plots.plot_gradient_norms(norms))
 
 
 def condition(runs: Runs) -> Figure:
@@ -220,7 +235,7 @@ def condition(runs: Runs) -> Figure:
     for one, name in zip(axes, ("ERNN K=1", "ERNN K=2"), strict=True):
         plots.plot_epochs(runs.real[name][1].watched, one)
         plots.add_title(one, name)
-    return _figure(axes[0])
+    return plots.figure_of(axes[0])
 
 
 def solvers(runs: Runs) -> Figure:
@@ -231,7 +246,7 @@ def solvers(runs: Runs) -> Figure:
     plots.plot_residual_curves(residual_curves(map_, z0, chosen, max_iter=100), axes[0])
     points = work_precision(map_, z0, chosen, rtols=[10.0**-p for p in range(2, 13, 2)])
     plots.plot_work_precision(points, axes[1], by="seconds")
-    return _figure(axes[0])
+    return plots.figure_of(axes[0])
 
 
 def gradient(runs: Runs) -> Figure:
@@ -240,7 +255,7 @@ def gradient(runs: Runs) -> Figure:
     weight = map_.keywords["U"].requires_grad_()
     rtols = [10.0**-p for p in range(1, 13)]
     error = gradient_error(map_, z0, [weight], steps=[1, 2, 4, 8, 16, 32, 64, 128], rtols=rtols)
-    return _figure(plots.plot_gradient_error(error))
+    return plots.figure_of(plots.plot_gradient_error(error))
 
 
 def basin(runs: Runs) -> Figure:
@@ -254,8 +269,11 @@ def basin(runs: Runs) -> Figure:
         plots.plot_basins(ends, one)
         solver = make_solver(name, rtol=1e-3)
         plots.plot_trajectories(trajectories(_two_units, starts, solver), one, name=name)
-    return _figure(axes[0])
+    return plots.figure_of(axes[0])
 
+
+PAPER = ("phi", "h1", "h2", "h3", "convergence", "eta")
+"""Names of the figures that are in the paper."""
 
 FIGURES: dict[str, Callable[[Runs], Figure]] = {
     "phi": phi,
@@ -290,10 +308,10 @@ def figure(name: str, runs: Runs) -> Figure:
     return FIGURES[name](runs)
 
 
-def _figure(axes: object) -> Figure:
-    found = axes.figure  # type: ignore[attr-defined]
-    assert isinstance(found, Figure)
-    return found
+def _ernn(data: Windows, hidden: int, K: int) -> nn.Module:
+    """The paper's benchmark layer for these windows."""
+    steps, d = data.x_train.shape[1:]
+    return ERNN(d, hidden, rank=8, max_iter=K, timesteps=steps, batch_first=True)
 
 
 def _tanh_layer(seed: int) -> tuple[partial[Tensor], Tensor]:

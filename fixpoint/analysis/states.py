@@ -113,9 +113,10 @@ def jacobian_spectrum(layer: nn.Module, x: Tensor, *, times: Sequence[int] | Non
 
 
 def recurrent_layer(model: nn.Module) -> nn.Module:
-    """The model's attribute `layer`, or the model itself."""
-    inner = getattr(model, "layer", None)
-    return inner if isinstance(inner, nn.Module) else model
+    """What is left of a model without its wrappers, each of which holds the next as `layer`."""
+    while isinstance(inner := getattr(model, "layer", None), nn.Module):
+        model = inner
+    return model
 
 
 def time_first(layer: nn.Module, x: Tensor) -> Tensor:

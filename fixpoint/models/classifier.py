@@ -39,12 +39,16 @@ class LastStateClassifier(nn.Module):
         With `lengths`, (B,), the last state is that after so many time steps, at least one.
         """
         if lengths is None and isinstance(self.layer, Recurrent):
-            return self.head(self.layer.last_output(self.features(x)))
+            return self.logits(self.layer.last_output(self.features(x)))
         output, _ = self.layer(self.features(x))
         if lengths is None:
-            return self.head(output[:, -1])
+            return self.logits(output[:, -1])
         rows = torch.arange(len(output), device=output.device)
-        return self.head(output[rows, lengths.clamp_min(1) - 1])
+        return self.logits(output[rows, lengths.clamp_min(1) - 1])
+
+    def logits(self, output: Tensor) -> Tensor:
+        """Logits (..., classes) of outputs of the layer, (..., n)."""
+        return self.head(output)
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -53,6 +53,10 @@ class LanguageModel(nn.Module):
 
     def forward(self, words: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
         output, h_n = self.layer(self.features(words), hx)
+        return self.logits(output), h_n
+
+    def logits(self, output: Tensor) -> Tensor:
+        """Logits (..., vocabulary) of outputs of the layer, (..., n)."""
         if self.head is None:
-            return F.linear(output, self.embedding.weight, self.bias), h_n
-        return self.head(output), h_n
+            return F.linear(output, self.embedding.weight, self.bias)
+        return self.head(output)

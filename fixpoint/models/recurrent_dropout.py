@@ -9,26 +9,39 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-# V, U, U1, .. of the cells here, weight_hh_l0 of torch; U may be bounded by a parametrization.
-_RECURRENT = re.compile(r"(^|\.)([UV]\d*|weight_hh\w*)(\.original\d*)?$")
+# V and U of the cells here, or the left one of their factors; weight_hh_l0 of torch. U may be
+# bounded by a parametrization.
+_RECURRENT = re.compile(r"(^|\.)([UV](1|\.full|\.left)?|weight_hh\w*)(\.original\d*)?$")
 
 
 class RecurrentDropout(nn.Module):
     """A recurrent layer with dropout around it and on its recurrent weights, in training mode.
 
     Input and output dropout draw a mask for each number. Weight dropout draws one mask of the
-    recurrent matrices at each call, so all time steps of a sequence see the same weights.
+    recurrent matrices at each call, so all time steps of a sequence see the same weights: V
+    becomes m * V / (1 - p), m ~ Bernoulli(1 - p) for each entry, whose mean is V.
+
+    Of a matrix of low rank, L R, the mask is on the left factor: a unit then misses some of the r
+    numbers that R makes of the past state. The rank stays r and the mean L R; a mask on both
+    factors would drop twice. Of a matrix U with a bounded norm the mask is on what is bounded, so
+    the bound holds, and an equilibrium exists, with any mask; the mean of the bounded U is then
+    not U. Layers whose recurrent matrix is orthogonal by construction, or nearly so (EURNN,
+    SpectralRNN), have no free entries to drop.
 
     Args:
         layer: called as `output, h_n = layer(x, hx)`.
         inputs, weights, outputs: share dropped, 0 <= p < 1.
 
+    Attributes:
+        recurrent: names of the parameters that weight dropout masks.
+
     Raises:
         ValueError: a share is out of range, or `weights` is asked of a layer without recurrent
-            matrices named U.., V.. or weight_hh...
+            matrices named U, V (or their factors) or weight_hh...
 
-    Source: Merity, Keskar, Socher (2018), Regularizing and optimizing LSTM language models (weight
-        dropout).
+    Source: Merity, Keskar, Socher (2018), Regularizing and optimizing LSTM language models, section
+        2 (weight dropout); Wan, Zeiler, Zhang, LeCun, Fergus (2013), Regularization of neural
+        networks using DropConnect.
 
     Example:
         >>> import torch
@@ -51,8 +64,8 @@ class RecurrentDropout(nn.Module):
         self.recurrent = [name for name, _ in layer.named_parameters() if _RECURRENT.search(name)]
         if weights and not self.recurrent:
             raise ValueError(
-                f"{type(layer).__name__} has no recurrent matrices named U, V or weight_hh to drop "
-                "weights of: leave weight dropout out"
+                f"{type(layer).__name__} has no recurrent matrix of free entries, named U, V or "
+                "weight_hh, to drop weights of: leave weight dropout out"
             )
 
     def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:

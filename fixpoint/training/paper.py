@@ -124,13 +124,3 @@ SHAPES = {
 
 Source: the same, Table 1.
 """
-
-FIGURES = (
-    "toy-walks-rnn",
-    "toy-walks-ernn",
-    "har2-fastrnn",
-    "har2-ernn",
-    "har2-ernn-k2",
-    "dsa19-ernn",
-)
-"""Recipes of the figures: loss on the toy walks, accuracy over epochs on HAR-2, eta over time."""

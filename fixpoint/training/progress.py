@@ -64,6 +64,5 @@ class RunProgress:
 
 def run_name(recipe: Recipe) -> str:
     """Short name of a run among others."""
-    m = recipe.model
-    parts = [recipe.label, m.backward, f"seed {recipe.training.seed}"]
-    return ", ".join(part for part in parts if part)
+    parts = [recipe.label, recipe.model.backward, f"seed {recipe.training.seed}"]
+    return f"{recipe.data.dataset}: {', '.join(part for part in parts if part)}"

@@ -27,7 +27,7 @@ class Cell(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A configuration: its runs over the seeds, its name, its number in the charts."""
+    """A configuration: its number in the charts, name, what else tells it apart, its runs."""
 
     number: int
     name: str
@@ -93,10 +93,19 @@ def render(records: list[Record]) -> str:
 
 
 def _part(dataset: str, records: list[Record]) -> dict[str, Any]:
-    lines = [_line(i, group) for i, group in enumerate(groups(records))]
+    found = groups(records)
+    details = [_details(group[0]) for group in found]
+    common = [d for d in details[0] if all(d in own for own in details)] if len(found) > 1 else []
+    lines = [
+        Line(i, group[0]["label"], ", ".join(d for d in own if d not in common), group)
+        for i, (group, own) in enumerate(zip(found, details, strict=True))
+    ]
     metric = records[0]["metric"]
     return {
         "dataset": dataset,
+        "common": ", ".join(common),
+        "seeds": max(len(group) for group in found),
+        "validated": any(r[f"{metric}_chosen"] is not None for r in records),
         **_table(lines, metric),
         "legend": [_legend(line) for line in lines],
         "charts": _charts(lines, metric),
@@ -104,11 +113,10 @@ def _part(dataset: str, records: list[Record]) -> dict[str, Any]:
     }
 
 
-def _line(number: int, records: list[Record]) -> Line:
-    run = records[0]["run"]
+def _details(record: Record) -> list[str]:
+    run = record["run"]
     own = [run["cell"], run["backward"]] if run["cell"] else []
-    own += [f"{run['hidden']} units", f"{run['epochs']} epochs"]
-    return Line(number, records[0]["label"], ", ".join(own), records)
+    return [*own, f"{run['hidden']} units", f"{run['epochs']} epochs"]
 
 
 Get = Callable[[Record], float | None]

@@ -14,15 +14,13 @@ from rich.table import Table
 from fixpoint.names import unknown_name
 from fixpoint.training.compare import run_missing
 from fixpoint.training.factory import resolve
-from fixpoint.training.paper import FIGURES, TABLES, Row
+from fixpoint.training.paper import TABLES, Row
 from fixpoint.training.prepare import preparer
 from fixpoint.training.recipe import Recipe
 from fixpoint.training.recipe_files import load_recipe
 from fixpoint.training.records import Record, open_records
 from fixpoint.training.report import write_report
 from fixpoint.training.run import build
-
-TARGETS = (*TABLES, "figures")
 
 
 def reproduce(
@@ -36,14 +34,14 @@ def reproduce(
     seeds: list[int],
     changes: dict[str, Any],
 ) -> list[Record]:
-    """Run the recipes of a table, or of the figures, and print ours beside the paper's numbers.
+    """Run the recipes of a table, and print ours beside the paper's numbers.
 
     Rows whose data or model is not there are named and left out. Finished runs in `out` are not
-    run again. The page `report.html` has the curves, and for `figures` is the result.
+    run again. The page `report.html` has the curves.
 
     Args:
         console: where to print.
-        target: a name in `TARGETS`.
+        target: a name in `TABLES`.
         out: folder of `runs.jsonl`, `report.html` and the checkpoints.
         jobs: runs at a time.
         datasets, models: take only these; None takes all.
@@ -54,10 +52,9 @@ def reproduce(
         ValueError: a name is unknown, or no row is left.
         OSError: `out` cannot be written.
     """
-    if target not in TARGETS:
-        raise ValueError(unknown_name("table", target, TARGETS))
-    names = FIGURES if target == "figures" else [row.recipe for row in TABLES[target]]
-    recipes = {name: load_recipe(name).changed(**changes) for name in names}
+    if target not in TABLES:
+        raise ValueError(unknown_name("table", target, (*TABLES, "figures")))
+    recipes = {row.recipe: load_recipe(row.recipe).changed(**changes) for row in TABLES[target]}
     recipes = _chosen(recipes, "dataset", datasets, {r.data.dataset for r in recipes.values()})
     recipes = _chosen(recipes, "model", models, {r.model.model for r in recipes.values()})
     recipes = _runnable(console, recipes)
@@ -68,16 +65,13 @@ def reproduce(
     }
     records = open_records(out)
     done = run_missing(console, list(runs.values()), records, out=out, jobs=jobs)
-    if target != "figures":
-        by_key = {record["key"]: record for record in done}
-        rows = [row for row in TABLES[target] if row.recipe in recipes]
-        ours = {
-            row: [
-                by_key[runs[row.recipe, s].key] for s in seeds if runs[row.recipe, s].key in by_key
-            ]
-            for row in rows
-        }
-        console.print(beside_table(target, ours))
+    by_key = {record["key"]: record for record in done}
+    rows = [row for row in TABLES[target] if row.recipe in recipes]
+    ours = {
+        row: [by_key[runs[row.recipe, s].key] for s in seeds if runs[row.recipe, s].key in by_key]
+        for row in rows
+    }
+    console.print(beside_table(target, ours))
     if done:
         write_report([out], out / "report.html")
         console.print(f"Results: {records.path}   Report: {out / 'report.html'}", soft_wrap=True)
@@ -107,7 +101,7 @@ def beside_table(target: str, ours: dict[Row, list[Record]]) -> Table:
             f"{row.size_kb:.0f}",
             _mean([r["size_kb"] for r in records], 0),
             "-" if row.hours is None else f"{row.hours:.3f}",
-            _mean([r["seconds_per_epoch"] * len(r["epochs"]) / 3600 for r in records], 3),
+            _hours([r["seconds_per_epoch"] * len(r["epochs"]) / 3600 for r in records]),
             str(len(records)),
         )
     table.caption = "Accuracy in %, or perplexity on PTB. Times are of different machines."
@@ -122,6 +116,11 @@ def _mean(values: list[float | None], digits: int) -> str:
     return mean if len(set(numbers)) < 2 else f"{mean}\n± {statistics.stdev(numbers):.{digits}f}"
 
 
+def _hours(values: list[float]) -> str:
+    """Their mean, by two digits however short it is."""
+    return f"{statistics.fmean(values):.2g}" if values else "-"
+
+
 def _chosen(
     recipes: dict[str, Recipe], key: str, wanted: list[str] | None, known: set[str]
 ) -> dict[str, Recipe]:
@@ -134,16 +133,24 @@ def _chosen(
 
 def _runnable(console: Console, recipes: dict[str, Recipe]) -> dict[str, Recipe]:
     """The recipes, resolved, whose data and model are there; why not is said of the others."""
-    good, reasons, prepared = {}, {}, preparer()
+    good, prepared = {}, preparer()
+    reasons: dict[str, list[str]] = {}
+    parts: dict[str, str] = {}
     for name, recipe in recipes.items():
         try:
             full = replace(recipe, model=resolve(recipe.model))
-            build(full, prepared(full).data)
+            data = prepared(full).data
+            build(full, data)
             good[name] = full
+            parts[data.name] = data.subset
         except (ValueError, OSError) as error:
-            reasons[name] = str(error)
+            reasons.setdefault(str(error), []).append(name)
     if not good:
-        raise ValueError(f"no row can be run: {next(iter(reasons.values()), 'none was asked for')}")
-    for name, reason in reasons.items():
-        console.print(f"{name} left out: {reason}", highlight=False, soft_wrap=True)
+        raise ValueError(f"no row can be run: {next(iter(reasons), 'none was asked for')}")
+    for reason, names in reasons.items():
+        console.print(f"{', '.join(names)} left out: {reason}", highlight=False, soft_wrap=True)
+    for data_name, subset in parts.items():
+        if subset:
+            text = f"{data_name} is a part here, not comparable with the paper: {subset}"
+            console.print(text, highlight=False, soft_wrap=True)
     return good

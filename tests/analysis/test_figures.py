@@ -27,11 +27,12 @@ def runs():
         y_test=data.y_test[:48],
         groups_test=None,
     )
-    return Runs(short, toy_walks(walks=80), epochs=2, hidden=12)
+    other = replace(short, name="other", x_train=short.x_train[:, :9], x_test=short.x_test[:, :9])
+    return Runs(short, toy_walks(walks=80), other=other, epochs=2, hidden=12)
 
 
 FAST = [name for name in FIGURES if name not in ("solvers", "steps", "basins")]
-COLUMNS = {"eta": 3, "condition": 2, "solvers": 2, "basins": 2}
+COLUMNS = {"eta": 2, "condition": 2, "solvers": 2, "basins": 2}
 
 
 @pytest.mark.parametrize("name", [*FAST, "basins"])
@@ -66,9 +67,29 @@ def test_curves_are_the_numbers_of_the_runs(runs):
     lines = {
         line.get_label(): line for line in figure("convergence", runs).get_axes()[0].get_lines()
     }
-    assert list(lines) == ["RNN", "LSTM", "ERNN K=1", "ERNN K=2"]
+    assert list(lines) == ["RNN", "LSTM", "FastRNN", "ERNN K=1", "ERNN K=2"]
     for name, (_, history) in runs.real.items():
         np.testing.assert_array_equal(lines[name].get_ydata(), history.loss)
+
+
+def test_eta_is_that_of_both_data_sets_and_both_updates(runs):
+    drawn = figure("eta", runs).get_axes()
+    titles = [axes.get_legend().get_title().get_text() for axes in drawn]
+    name = runs.data.name
+    assert titles == [
+        f"${t}$, {n}"
+        for t, n in zip(
+            ("K = 1", "K = 1", "k = 1, K = 2", "k = 2, K = 2"),
+            (name, "other", name, name),
+            strict=True,
+        )
+    ]
+    model = runs.second["ERNN K=1"][0]
+    shown = np.concatenate([line.get_ydata() for line in drawn[1].get_lines()[:-2]])
+    assert sorted(shown) == pytest.approx(sorted(learned_eta(model.layer)[:, 0].tolist()))
+    alone = Runs(runs.data, epochs=1, hidden=4)
+    alone.real = runs.real
+    assert len(figure("eta", alone).get_axes()) == 3
 
 
 def test_toy_models_have_as_many_weights_as_each_other(runs):
@@ -89,10 +110,10 @@ def test_real_figures_need_data():
 def test_summary_names_what_was_trained(runs):
     assert Runs().summary() == []
     assert runs.toy
-    assert any(
-        line.startswith("test accuracy on toy walks after 2 epochs: RNN ")
-        for line in runs.summary()
-    )
+    assert runs.second
+    for name in ("toy walks", "other"):
+        start = f"test accuracy on {name} after 2 epochs: "
+        assert any(line.startswith(start) for line in runs.summary())
 
 
 # Learned eta.

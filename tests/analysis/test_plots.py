@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from fixpoint import Result
 from fixpoint.analysis import ContractionProfile, diagnose, plots, record_training
+from fixpoint.analysis.plots import style
 from fixpoint.models import ERNN
 from fixpoint.solvers import SOLVERS
 
@@ -208,3 +210,47 @@ def test_accuracy_that_was_not_recorded():
     history = record_training(torch.nn.Linear(2, 2), x, (x[:, 0] > 0).long(), epochs=1)
     with pytest.raises(ValueError, match="the history of RNN has no accuracy: record it with test"):
         plots.plot_loss({"RNN": history}, accuracy=True)
+
+
+def test_a_panel_for_each_update():
+    figure = plots.eta_figure(torch.rand(5, 4, generator=torch.Generator().manual_seed(0)))
+    titles = [axes.get_legend().get_title().get_text() for axes in figure.axes]
+    assert titles == [f"$k = {k}$, $K = 4$" for k in (1, 2, 3, 4)]
+    assert figure.get_size_inches()[0] == pytest.approx(3 * 3.3)
+
+
+def test_updates_of_solves():
+    iterations = torch.tensor([[3, 5, 4], [9, 2, 2]])
+    result = torch.zeros(2, 3)
+    assert list(curves(plots.plot_updates(iterations, result))) == ["median"]
+    result[1, 0] = Result.MAX_ITER
+    drawn = curves(plots.plot_updates(iterations, result))
+    assert drawn["median"].tolist() == [4, 2]
+    assert drawn["some window did not converge"].tolist() == [9]
+
+
+def test_a_gap_next_to_nothing_is_drawn_by_its_size():
+    assert plots.plot_gap(torch.full((4, 3), 1e-4)).get_yscale() == "log"
+    assert plots.plot_gap(torch.full((4, 3), 0.5)).get_yscale() == "linear"
+    assert plots.plot_gap(torch.zeros(4, 3)).get_yscale() == "linear"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (0.4, 0.65, ["0.4", "0.5", "0.6"]),
+        (0.03, 0.6, ["0.05", "0.1", "0.2", "0.5"]),
+        (0.002, 90, ["0.01", "0.1", "1", "10"]),
+        (1e-9, 1.5, None),
+    ],
+)
+def test_ticks_of_a_logarithmic_axis_are_plain_numbers(low, high, shown):
+    (axes,) = plots.panels()
+    axes.plot([low, high])
+    axes.set_ylim(low, high)
+    style.log_y(axes)
+    axes.figure.draw_without_rendering()
+    ticks = [*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()]
+    inside = sorted((t.get_loc(), t.label1.get_text()) for t in ticks if low <= t.get_loc() <= high)
+    texts = [text for _, text in inside if text]
+    assert texts == shown if shown else "$" in texts[0]

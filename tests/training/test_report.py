@@ -121,6 +121,21 @@ def test_how_it_was_run(page, records):
     assert "seeds 0, 1" in page
 
 
+def test_what_is_common_is_said_once(records):
+    """Hidden units of all; the epochs differ. Of one configuration all is said beside it."""
+    page = render([*records[:4]])
+    assert "All with 4 units." in page
+    assert page.count("4 units") == 1
+    assert "jordan, unrolled, 2 epochs" in page
+    assert "Bands span the seeds." in page
+    alone = render([records[3]])
+    assert "All with" not in alone
+    assert "4 units, 2 epochs" in alone
+    assert "Bands span the seeds." not in alone
+    assert "by validation" not in alone
+    assert "by validation" in render([records[3] | {"accuracy_chosen": 50.0}])
+
+
 def test_missing_numbers(records):
     """A run that diverged has null where JSON has no number."""
     broken = dict(records[3]) | {"loss": None, "accuracy_best": None}

@@ -8,6 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fixpoint.cli import app
+from fixpoint.training import Recipe
 from fixpoint.training.paper import TABLES
 from fixpoint.training.reproduce import beside_table
 
@@ -41,11 +42,45 @@ def test_a_table_on_the_sample(tmp_path):
     assert "2 of 2 runs are already in" in again.stdout
 
 
+def test_figures_of_the_paper(tmp_path, monkeypatch):
+    """The same as `fixpoint figures`, at one seed; DSA-19 is named where it is not there."""
+    asked = []
+
+    def drawn(console, names, **options):
+        asked.append((names, options))
+
+    monkeypatch.setattr("fixpoint.training.figures.draw_figures", drawn)
+    monkeypatch.delenv("FIXPOINT_DATA", raising=False)
+    out = tmp_path / "figures"
+    result = CliRunner().invoke(
+        app, ["reproduce", "figures", "--epochs", "1", "--seeds", "3", "--out", str(out)]
+    )
+    assert result.exit_code == 0, result.output
+    options = {"out": out, "dataset": "har2-sample", "epochs": 1, "seed": 3}
+    assert asked == [(["phi", "h1", "h2", "h3", "convergence", "eta"], options)]
+
+
 def shown(ours):
     console = Console(width=200)
     with console.capture() as capture:
         console.print(beside_table("table2", ours))
     return capture.get()
+
+
+def test_rows_left_out_for_one_reason_are_named_together(tmp_path, monkeypatch):
+    from fixpoint.training import reproduce as module
+
+    monkeypatch.setenv("FIXPOINT_DATA", str(tmp_path))
+    recipes = {
+        name: Recipe().changed(model="rnn", dataset=dataset)
+        for name, dataset in (("a", "har2"), ("b", "har2"), ("c", "har2-sample"))
+    }
+    console = Console(width=400)
+    with console.capture() as capture:
+        assert list(module._runnable(console, recipes)) == ["c"]
+    left, part = capture.get().splitlines()
+    assert left.startswith("a, b left out: har.npz was expected in")
+    assert part.startswith("har2-sample is a part here, not comparable with the paper: 1080 of the")
 
 
 def test_ours_beside_the_papers():
@@ -56,7 +91,7 @@ def test_ours_beside_the_papers():
     }
     other = record | {"accuracy_best": 95.0}
     text = shown({row: [record, other]})
-    assert re.search(r"HAR-2 +FastRNN +94\.50 +94\.50 +93\.00 +29 +29 +0\.063 +0\.500 +2", text)
+    assert re.search(r"HAR-2 +FastRNN +94\.50 +94\.50 +93\.00 +29 +29 +0\.063 +0\.5 +2", text)
     assert "± 0.71" in text
     assert re.search(r"HAR-2 +FastRNN +94\.50 +- +- +29 +- +0\.063 +- +0", shown({row: []}))
 
@@ -70,6 +105,12 @@ def test_ours_beside_the_papers():
         (["table4", "--set", "lrr=1"], "unknown key 'lrr'"),
         (["table4", "--seeds", "x"], "--seeds takes whole numbers"),
         (["table4", "--models", "lstm"], "no row can be run: har.npz was expected in"),
+        (["figures", "--models", "lstm"], "--models is for tables: leave it out to draw the fig"),
+        (["figures", "--set", "lr=1"], "--set is for tables"),
+        (["figures", "--jobs", "2"], "--jobs is for tables"),
+        (["figures", "--device", "cuda"], "--device is for tables"),
+        (["figures", "--seeds", "0,1"], "the figures are drawn with one seed; got --seeds 0,1"),
+        (["figures", "--dataset", "harr"], "unknown data set 'harr'"),
     ],
 )
 def test_what_is_wrong_gets_one_line(tmp_path, arguments, message):

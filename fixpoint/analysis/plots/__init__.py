@@ -23,18 +23,21 @@ from fixpoint.analysis.plots.solvers import (
     plot_trajectories,
     plot_work_precision,
 )
+from fixpoint.analysis.plots.solves import plot_updates
 from fixpoint.analysis.plots.style import (
     COLOURS,
     METHODS,
     Figure,
     add_legend,
     add_title,
+    figure_of,
     panel,
     panels,
     save,
     style_of,
 )
 from fixpoint.analysis.plots.training import (
+    eta_figure,
     plot_discrimination,
     plot_drift,
     plot_eta,
@@ -51,6 +54,8 @@ __all__ = [
     "add_title",
     "contraction_figure",
     "diagnosis_figure",
+    "eta_figure",
+    "figure_of",
     "panel",
     "panels",
     "plot_basins",
@@ -73,6 +78,7 @@ __all__ = [
     "plot_residual_curves",
     "plot_steps",
     "plot_trajectories",
+    "plot_updates",
     "plot_work_precision",
     "save",
     "style_of",

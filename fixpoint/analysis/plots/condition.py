@@ -11,7 +11,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fixpoint.analysis.diagnose import Diagnosis
-from fixpoint.analysis.plots.style import COLOURS, add_legend, legend_below, panel, panels
+from fixpoint.analysis.plots.style import (
+    COLOURS,
+    add_legend,
+    figure_of,
+    legend_below,
+    log_y,
+    panel,
+    panels,
+)
 from fixpoint.analysis.rate import ConvergenceRate
 from fixpoint.analysis.sequence import ContractionProfile
 
@@ -46,8 +54,9 @@ def plot_feasible_eta(axes: Axes, after: dict[str, Any], k: int) -> None:
     upper = np.array(after["upper"], dtype=float)[:, k].min(1)
     eta = np.array(after["eta"])[:, k]
     good = upper > lower  # False where NaN
+    band = "feasible" if good.any() else None
     axes.fill_between(
-        t, lower, upper, where=good, color=INTERVAL, alpha=0.35, linewidth=0, label="feasible"
+        t, lower, upper, where=good, color=INTERVAL, alpha=0.35, linewidth=0, label=band
     )
     axes.vlines(t[good], lower[good], upper[good], color=INTERVAL, linewidth=1.5)
     if not good.all():
@@ -101,7 +110,8 @@ def plot_profile(profile: ContractionProfile, axes: Axes | None = None) -> Axes:
         median, (low, high) = norm.nanmedian(1)[0], _range(norm)
         colour = list(COLOURS.values())[k % 4]
         axes.plot(t, median, color=colour, linestyle=styles[k % 4], label=f"$k = {k + 1}$")
-        axes.fill_between(t, low, high, color=colour, alpha=0.2, linewidth=0)
+        label = None if k else "range"
+        axes.fill_between(t, low, high, color=colour, alpha=0.2, linewidth=0, label=label)
         negative = eta < 0
         if negative.any():
             axes.plot(
@@ -139,8 +149,9 @@ def plot_gap(gap: Tensor, axes: Axes | None = None) -> Axes:
     low, middle, high = np.nanquantile(gap.double().numpy(), [0.1, 0.5, 0.9], axis=1)
     axes.plot(t, middle, color=AFTER, label="median")
     axes.fill_between(t, low, high, color=AFTER, alpha=0.2, linewidth=0, label="10 % .. 90 %")
-    if middle.min() > 0 and middle.max() / middle.min() > 100:
-        axes.set_yscale("log")
+    small = middle.max() < 0.05 or middle.max() > 100 * middle.min()
+    if middle.min() > 0 and small:
+        log_y(axes)
     else:
         axes.set_ylim(0, 1.05 * max(1, high.max()))
     axes.set(xlabel="time step $t$", ylabel=r"$|\phi(h_t) - h_t|$ / size")
@@ -167,12 +178,11 @@ def diagnosis_figure(diagnosis: Diagnosis) -> Figure:
     for k in range(updates):
         plot_feasible_eta(axes[1 + k], lists, k)
         axes[1 + k].set(xlabel="", ylabel=rf"$\eta$, $k = {k + 1}$" if updates > 1 else r"$\eta$")
-        add_legend(axes[1 + k])
     axes[0].set_xlabel("")
     plot_gap(diagnosis.gap, axes[-1])
-    figure = axes[0].figure
-    assert isinstance(figure, Figure)
-    return figure
+    for one in axes:
+        add_legend(one, columns=3)  # above the axes, where it hides nothing
+    return figure_of(axes[0])
 
 
 def plot_epochs(profiles: Sequence[ContractionProfile], axes: Axes | None = None) -> Axes:

@@ -85,5 +85,5 @@ def plot_steps(
     axes.axvline(EXPANDING_BAND, color=COLOURS["grey"], linewidth=0.8, label=r"$\Phi' = 1$")
     axes.set(xscale="log", yscale="log", xlabel=r"$\alpha$")
     axes.set_ylabel(rf"steps to $|h - \Phi| \leq$ {atol:g}")
-    add_legend(axes)
+    add_legend(axes, columns=2)
     return axes

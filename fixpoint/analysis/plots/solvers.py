@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -156,8 +156,16 @@ def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
         alpha=shade,
         interpolation="nearest",
     )
-    for x, y in ends.roots.tolist():
-        axes.plot(x, y, "*", color="black", markersize=7, markeredgecolor="white", zorder=5)
+    star: dict[str, Any] = {
+        "color": "black",
+        "markersize": 7,
+        "markeredgecolor": "white",
+        "zorder": 5,
+    }
+    x, y = ends.roots.T.tolist()
+    axes.plot(x, y, "*", linestyle="", label="fixed point", **star)
+    if bool((ends.basin < 0).any()):
+        axes.plot([], [], "s", color=colours[0], alpha=0.5, label="none reached")
     axes.set(xlabel="$z_1$", ylabel="$z_2$", xlim=box[:2], ylim=box[2:])
     return axes
 
@@ -186,5 +194,5 @@ def plot_trajectories(path: Tensor, axes: Axes | None = None, *, name: str = "pi
             *path[0, row].tolist(), "o", color=style["color"], markersize=4, markeredgecolor="white"
         )
     axes.set(xlabel="$z_1$", ylabel="$z_2$")
-    add_legend(axes)
+    add_legend(axes, columns=3)
     return axes

@@ -10,6 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, FuncFormatter
 
 COLUMN = 3.3
 """Width of a column of a two-column paper, in inches."""
@@ -98,6 +99,13 @@ def panel(axes: Axes | None) -> Axes:
     return panels()[0] if axes is None else axes
 
 
+def figure_of(axes: Axes) -> Figure:
+    """The figure that holds the axes."""
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    return figure
+
+
 def add_legend(axes: Axes, *, title: str | None = None, columns: int = 1, **options: Any) -> None:
     """A legend a point smaller than the labels of the axes; above them with several columns."""
     size = axes.xaxis.label.get_fontsize() - 1  # type: ignore[operator]
@@ -111,6 +119,21 @@ def add_legend(axes: Axes, *, title: str | None = None, columns: int = 1, **opti
         handlelength=1.8,
         framealpha=0.7,
         **options,
+    )
+
+
+def log_y(axes: Axes) -> None:
+    """A logarithmic y axis with plain numbers, as 0.02, between 1e-4 and 1e4.
+
+    Over less than two decades there are numbers between the powers of ten, too.
+    """
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if low > 1e-4 and high < 1e4:
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    some = "123456789" if high < 3 * low else "25" if high < 100 * low else ""
+    axes.yaxis.set_minor_formatter(
+        FuncFormatter(lambda y, _: f"{y:g}" if f"{y:e}"[0] in some else "")
     )
 
 

@@ -6,10 +6,19 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from fixpoint.analysis.history import History, ParameterDrift
-from fixpoint.analysis.plots.style import COLOURS, add_legend, panel, style_of
+from fixpoint.analysis.plots.style import (
+    COLOURS,
+    add_legend,
+    figure_of,
+    log_y,
+    panel,
+    panels,
+    style_of,
+)
 from fixpoint.analysis.sequence import least_squares_line
 
 
@@ -35,9 +44,9 @@ def plot_drift(
     for name, drift in drifts.items():
         y = drift.change if change else drift.to_last[1:]
         axes.plot(np.arange(1, len(y) + 1), y, markevery=max(1, len(y) // 10), **style_of(name))
-    other = "of an epoch" if change else "to the last epoch"
-    axes.set(xlabel="epoch", ylabel=f"parameter change {other}")
-    axes.set_ylim(bottom=0)
+    other = r"\theta_{\mathrm{before}}" if change else r"\theta_{\mathrm{last}}"
+    axes.set(xlabel="epoch", ylabel=rf"parameter change $|\theta - {other}|$")
+    _from_zero(axes)
     add_legend(axes)
     return axes
 
@@ -61,7 +70,7 @@ def plot_discrimination(ratios: Mapping[str, Tensor], axes: Axes | None = None) 
         t = np.arange(1, len(ratio) + 1)
         axes.plot(t, ratio, markevery=max(1, len(t) // 10), **style_of(name))
     axes.set(xlabel="time step $t$", ylabel="intra / inter-class distance")
-    axes.set_ylim(bottom=0)
+    _from_zero(axes)
     add_legend(axes)
     return axes
 
@@ -97,7 +106,7 @@ def plot_loss(
         axes.plot(np.arange(len(y)), y, markevery=max(1, len(y) // 10), **style_of(name))
     axes.set(xlabel="epoch", ylabel="test accuracy (%)" if accuracy else "training loss (nats)")
     if not accuracy:
-        axes.set_yscale("log")
+        log_y(axes)
     add_legend(axes, title=title, columns=_columns(histories))
     return axes
 
@@ -148,6 +157,27 @@ def plot_eta(
     return axes
 
 
+def eta_figure(eta: Tensor) -> Figure:
+    """Learned eta over time with its line, a panel each update, at most three beside each other.
+
+    Args:
+        eta: (T, K), see `learned_eta`.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.analysis import plots
+        >>> len(plots.eta_figure(torch.rand(20, 2)).axes)
+        2
+    """
+    K = eta.shape[1]
+    axes = panels(-(-K // 3), min(K, 3))
+    for k in range(K):
+        plot_eta(eta, axes[k], k=k, title=f"$k = {k + 1}$, $K = {K}$")
+    for unused in axes[K:]:
+        unused.remove()
+    return figure_of(axes[0])
+
+
 def plot_gradient_norms(norms: Mapping[str, Tensor], axes: Axes | None = None) -> Axes:
     """|d loss / d h_t| over |d loss / d h_T|: median of the samples, by model.
 
@@ -170,7 +200,8 @@ def plot_gradient_norms(norms: Mapping[str, Tensor], axes: Axes | None = None) -
         t = np.arange(1, len(ratio) + 1)
         axes.plot(t, ratio, markevery=max(1, len(t) // 10), **style_of(name))
     axes.axhline(1, color="black", linewidth=0.5)
-    axes.set(xlabel="time step $t$", yscale="log")
+    log_y(axes)
+    axes.set_xlabel("time step $t$")
     axes.set_ylabel(r"$|\partial\ell / \partial h_t|$ over that at $T$")
     add_legend(axes, columns=_columns(norms))
     return axes
@@ -211,6 +242,11 @@ def plot_jacobian_spectrum(
     return axes
 
 
+def _from_zero(axes: Axes) -> None:
+    """y from 0, with room above the highest curve for its markers."""
+    axes.set_ylim(0, 1.05 * axes.dataLim.y1)
+
+
 def _columns(methods: Mapping[str, object]) -> int:
     """A legend of one or two methods finds room inside the axes."""
-    return 1 if len(methods) <= 2 else 2
+    return 1 if len(methods) <= 2 else min(len(methods), 3)
