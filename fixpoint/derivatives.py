@@ -39,8 +39,13 @@ class Derivatives:
 def batch_jacobian(phi: MatrixMap, z: Tensor) -> Tensor:
     """J = d phi / d z of each sample, (B, D, D), for z, (B, D); differentiable under grad mode.
 
-    D vector-Jacobian products in one batched backward pass; rows of phi must be independent.
+    D vector-Jacobian products in one batched backward pass, or as many Jacobian-vector products
+    inside a torch.func transform; rows of phi must be independent.
     """
+    if inside_transform():
+        units = _units(z)
+        columns = torch.func.vmap(lambda v: torch.func.jvp(phi, (z,), (v,))[1])(units)
+        return columns.permute(1, 2, 0)
     tracking = torch.is_grad_enabled()
     with torch.enable_grad():
         if not (tracking and z.requires_grad):
@@ -53,19 +58,24 @@ def batch_vjp_of_units(fz: Tensor, z: Tensor, *, create_graph: bool = False) -> 
     """J of each sample, (B, D, D), from a graph that leads from z to fz, both (B, D)."""
     rows, size = z.shape
     zero = z.new_zeros(rows, size, size)
-    if not fz.requires_grad:
+    if not fz.requires_grad or size == 0:
         return zero
-    units = torch.eye(size, dtype=z.dtype, device=z.device).unsqueeze(1).expand(size, rows, size)
     (jacobian,) = torch.autograd.grad(
         fz,
         z,
-        units,
+        _units(z),
         is_grads_batched=True,
         allow_unused=True,
         retain_graph=True,
         create_graph=create_graph,
     )
     return zero if jacobian is None else jacobian.transpose(0, 1)
+
+
+def _units(z: Tensor) -> Tensor:
+    """Unit vectors for the rows of z, (B, D): (D, B, D)."""
+    rows, size = z.shape
+    return torch.eye(size, dtype=z.dtype, device=z.device).unsqueeze(1).expand(size, rows, size)
 
 
 def inside_transform() -> bool:

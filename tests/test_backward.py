@@ -245,7 +245,10 @@ def test_torch_func_is_refused_by_implicit_and_passes_a_fixed_number_of_steps():
     ):
         with pytest.raises(RuntimeError, match=r"torch.autograd.grad.*Unrolled\(\)"):
             transform(run(FixedPoint(Anderson(), Implicit())))
-    for solver in (Picard(max_iter=5, rtol=0.0, atol=0.0), InexactNewton(max_iter=5, eta=0.7)):
+    steps = {"max_iter": 4, "rtol": 0.0, "atol": 0.0}
+    names = ("picard", "anderson", "broyden", "newton", "barzilai-borwein")
+    solvers = [make_solver(name, **steps) for name in names]
+    for solver in (*solvers, InexactNewton(max_iter=5, eta=0.7)):
         steps = run(FixedPoint(solver.double(), Unrolled()))
         expected = torch.autograd.functional.jacobian(steps, x)
         assert torch.allclose(torch.func.jacrev(steps)(x), expected)

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fixpoint.solvers.base import IterativeSolver, dot
+from fixpoint.solvers.base import IterativeSolver, at_least_float32, dot
 from fixpoint.solvers.checks import positive
 
 
@@ -66,7 +66,7 @@ class BarzilaiBorwein(IterativeSolver):
         if state is None:
             eta = torch.ones_like(z[:, :1])
         else:
-            s, y = z - state.z, g - state.g
+            s, y = at_least_float32(z - state.z), at_least_float32(g - state.g)
             sy = dot(s, y)
             long = self.step == "long" or (self.step == "alternate" and k % 2 == 1)
             above, below = (dot(s, s), sy) if long else (sy, dot(y, y))
@@ -75,7 +75,7 @@ class BarzilaiBorwein(IterativeSolver):
             eta = -above / torch.where(defined, below, 1.0)
             size = eta.abs().clamp(1 / self.bound, self.bound)
             eta = torch.where(defined, torch.copysign(size, eta), 1.0)
-        return z + eta * g, BarzilaiBorweinState(z, g, eta)
+        return (z + eta * g).to(z.dtype), BarzilaiBorweinState(z, g, eta)
 
     def extra_repr(self) -> str:
         return f"step={self.step!r}, {super().extra_repr()}"

@@ -194,6 +194,11 @@ def _fixed_steps(solver: IterativeSolver, z: Tensor) -> Solution:
     return Solution(z, None, iterations, solver.max_iter, result)
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """x, or its float32 where it is narrower, as squares of float16 numbers overflow at 256."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """Inner product of each sample, (B, 1)."""
     return (a * b).sum(1, keepdim=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fixpoint.solvers.base import IterativeSolver, dot
+from fixpoint.solvers.base import IterativeSolver, at_least_float32, dot
 from fixpoint.solvers.checks import at_least
 from fixpoint.solvers.line_search import Trial, judge
 
@@ -24,9 +24,10 @@ class BroydenState(NamedTuple):
 
     def transpose_solve(self, g: Tensor) -> Tensor:
         """-H^T g, an estimate of the adjoint (I - J^T)^-1 g, (B, D)."""
+        wide = at_least_float32(g)
         for u, s in reversed(self.factors):
-            g = torch.addcmul(g, s, dot(u, g))
-        return g
+            wide = torch.addcmul(wide, s, dot(u, wide))
+        return wide.to(g.dtype)
 
 
 class Broyden(IterativeSolver):
@@ -89,14 +90,15 @@ class Broyden(IterativeSolver):
             s = taken * last.direction
             factors = (*factors, (_factor(s, last_uncut - p, look=look), s))
             uncut = _apply(factors[-1:], p)
-            direction = _cut(uncut, g, merit, look=look)
+            direction = _cut(uncut, merit, eps=torch.finfo(z.dtype).eps, look=look)
             if not all_accepted:
                 # Exact where the weight is 0 or 1, and faster than `where`.
-                weight = accepted.to(z.dtype)
+                weight = accepted.to(g.dtype)
                 uncut = torch.lerp(last_uncut, uncut, weight)
                 direction = torch.lerp(last.direction, direction, weight)
         trial = Trial(z, g, merit, direction, length)
-        return torch.addcmul(z, length, direction), BroydenState(trial, factors, uncut)
+        moved = torch.addcmul(z, length, direction).to(z.dtype)
+        return moved, BroydenState(trial, factors, uncut)
 
     def extra_repr(self) -> str:
         return f"memory={self.memory}, growth={self.growth:g}, {super().extra_repr()}"
@@ -127,16 +129,16 @@ def _factor(s: Tensor, q: Tensor, *, look: bool) -> Tensor:
     return torch.where(moved, weight, 0.0) * (s - q)
 
 
-def _cut(direction: Tensor, g: Tensor, merit: Tensor, *, look: bool) -> Tensor:
-    """The direction, cut to |g| / sqrt(eps) where it is longer; merit is |g|^2.
+def _cut(direction: Tensor, merit: Tensor, *, eps: float, look: bool) -> Tensor:
+    """The direction, cut to |g| / sqrt(eps) where it is longer; merit is |g|^2, eps that of z.
 
     Where phi has no fixed point, z + 1 say, secant steps would grow until phi(z) - z is lost in
     the rounding of z and looks like a solution.
     """
     with torch.no_grad():
-        share = merit / (torch.finfo(g.dtype).eps * dot(direction, direction))
+        share = merit / (eps * dot(direction, direction))
         if look and bool((share >= 1).all()):
             return direction
-        tiny = torch.finfo(g.dtype).tiny
+        tiny = torch.finfo(merit.dtype).tiny
         factor = share.sqrt().nan_to_num(nan=1.0).clamp(min=tiny, max=1.0)
     return factor * direction

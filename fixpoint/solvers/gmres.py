@@ -46,7 +46,7 @@ def gmres(
     Source: Saad and Schultz (1986), GMRES: a generalized minimal residual algorithm.
     """
     B, D = b.shape
-    memory = min(memory, D)
+    memory = min(memory, max(D, 1))
     size = b.norm(dim=1)
     scale = torch.where(size > 0, size, 1.0)
     basis = [b / scale[:, None]]

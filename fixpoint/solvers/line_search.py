@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fixpoint.solvers.base import dot
+from fixpoint.solvers.base import at_least_float32, dot
 
 LEAST_LENGTH = 1e-8
 """A step shorter than this share of the direction is given up."""
@@ -16,7 +16,8 @@ LEAST_LENGTH = 1e-8
 class Trial(NamedTuple):
     """The step z + length * direction that a sample is trying.
 
-    z, g: the state that it starts from and phi(z) - z there, (B, D).
+    z, g: the state that it starts from and phi(z) - z there, (B, D). All but z is in at least
+        float32.
     merit: |g|^2, (B, 1).
     direction: (B, D); length: (B, 1).
     """
@@ -50,7 +51,7 @@ def judge(
     the trial's end, kept between a tenth and a half of the last. `look`: whether the host may
     read the outcome.
     """
-    g = fz - z
+    g = at_least_float32(fz - z)
     merit = dot(g, g)
     if trial is None:
         accepted = torch.ones_like(merit, dtype=torch.bool)

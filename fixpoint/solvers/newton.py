@@ -86,10 +86,16 @@ class Newton(IterativeSolver):
             direction = self._krylov(derivatives, z, g, forcing)
         if trial is not None and not all_accepted:
             direction = torch.where(accepted, direction, trial.direction)
-        return z + length * direction, NewtonState(Trial(z, g, merit, direction, length), forcing)
+        new = (z + length * direction).to(z.dtype)
+        return new, NewtonState(Trial(z, g, merit, direction, length), forcing)
 
     def _krylov(self, derivatives: Derivatives, z: Tensor, g: Tensor, rtol: Tensor) -> Tensor:
-        solution = gmres(lambda v: v - derivatives.jvp(z, v), g, rtol=rtol, memory=self.memory)
+        solution = gmres(
+            lambda v: v - derivatives.jvp(z, v.to(z.dtype)).to(v.dtype),
+            g,
+            rtol=rtol,
+            memory=self.memory,
+        )
         self.linear_result = solution.result
         usable = solution.x.isfinite().all(1, keepdim=True)
         return torch.where(usable, solution.x, g)

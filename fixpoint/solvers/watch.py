@@ -15,6 +15,11 @@ from fixpoint.solvers.measure import Measured, least_exact_norm, norm_dtype
 if TYPE_CHECKING:
     from fixpoint.solvers.base import IterativeSolver
 
+CHANGED = (
+    "phi must leave its input and what it returned before as they are; one of them was changed in "
+    "place: use out-of-place operations in phi, and return a new tensor each time"
+)
+
 
 class Watch:
     """Measures one solve, freezes its samples and counts; (z, fz, r) always belong together.
@@ -43,6 +48,7 @@ class Watch:
         self.common = 0  # updates made while all samples were active
         self.iterations = torch.zeros_like(self.active, dtype=torch.int64)  # those after
         self.evaluations = 0
+        self.given = (z, _version(z)), (z, _version(z))  # what phi must leave alone
         self.residuals: list[Tensor] = []
         self.iterates: list[Tensor] = []
 
@@ -51,6 +57,8 @@ class Watch:
     ) -> tuple[Tensor, Tensor]:
         """Measure z with fz = phi(z) and return both, lost samples put back where they were."""
         self.evaluations += 1
+        if any(_version(x) != version for x, version in self.given):
+            raise RuntimeError(CHANGED)
         measured = Measured.of(self.solver, z, fz)
         if self.masking or not self.summing_up or not self._note_if_sound(measured):
             z, fz, r = self._look_closely(k, z, fz, measured, phi)
@@ -132,6 +140,7 @@ class Watch:
             if self.solver.check_every > 1 or bool(stuck.any()):
                 self.stuck, self.active = self.stuck | stuck, self.active & ~stuck
                 self.some_stuck, self.all_active = True, False
+        self.given = (proposal, _version(proposal)), (self.fz, _version(self.fz))
         return proposal
 
     def solution(self, z: Tensor) -> Solution:
@@ -168,3 +177,8 @@ class Watch:
 def _rows(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Rows of new where mask, (B,), else of old."""
     return torch.where(mask[:, None], new, old)
+
+
+def _version(x: Tensor) -> int:
+    """How often x was changed in place, 0 where torch does not count it."""
+    return 0 if x.is_inference() else x._version

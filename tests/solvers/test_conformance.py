@@ -370,3 +370,27 @@ def test_an_unknown_option_is_an_error_that_lists_the_known(build):
 def test_wrong_values_are_refused_when_built(build, options, error, text):
     with pytest.raises(error, match=text):
         build(**options)
+
+
+@pytest.mark.parametrize("kind", ["writes into its input", "returns one buffer"])
+def test_a_map_that_works_in_place_is_refused(build, kind):
+    if kind == "returns one buffer" and "newton" in build.name and "inexact" not in build.name:
+        pytest.skip("torch itself refuses derivatives of it")
+    buffer = torch.zeros(2, 3)
+
+    def phi(z):
+        if kind == "returns one buffer":
+            return torch.add(0.5 * z, 1, out=buffer)
+        return z.mul_(0.5).add_(1)
+
+    with pytest.raises(RuntimeError, match="changed in place: use out-of-place operations in phi"):
+        solve(phi, torch.ones(2, 3), build())
+    with torch.inference_mode():
+        assert solve(torch.cos, torch.ones(2, 3), build()).converged.all()
+
+
+def test_states_without_numbers(build):
+    """In solves to a tolerance and of fixed steps; with a transform, see test_compile."""
+    for shape in ((0, 3), (2, 0)):
+        for options in ({}, {"rtol": 0.0, "atol": 0.0, "max_iter": 3}):
+            assert solve(torch.cos, torch.zeros(shape), build(**options)).z.shape == shape

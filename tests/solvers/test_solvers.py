@@ -157,14 +157,28 @@ def test_broyden_does_not_run_away_where_no_fixed_point_exists():
     assert not solution.converged.any()
 
 
-def test_half_precision_keeps_its_dtype():
-    for name in ("picard", "anderson", "broyden"):
-        for dtype in (torch.bfloat16, torch.float16):
-            solver = make_solver(name, rtol=2e-2, atol=0.0)
-            solution = solve(torch.cos, torch.zeros(3, 2, dtype=dtype), solver)
-            assert solution.z.dtype == dtype
-            assert solution.residual.dtype == torch.float32
-            assert solution.converged.all()
+HALF = ("picard", "barzilai-borwein", "anderson", "broyden", "newton", "newton-krylov")
+
+
+@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_keeps_its_dtype(name, dtype):
+    solution = solve(
+        torch.cos, torch.zeros(3, 2, dtype=dtype), make_solver(name, rtol=2e-2, atol=0.0)
+    )
+    assert solution.z.dtype == dtype
+    assert solution.residual.dtype == torch.float32
+    assert solution.converged.all()
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_squares_may_leave_float16(name):
+    size = 50 if name == "newton" else 2000
+    x = torch.linspace(100, 200, size).half().expand(3, size)
+    solver = make_solver(name, rtol=1e-2, atol=0.0)
+    solution = solve(lambda z: 0.5 * z + x, torch.zeros(3, size).half(), solver)
+    assert solution.converged.all()
+    assert torch.allclose(solution.z.float(), 2 * x.float(), rtol=0.03)
 
 
 def test_names_make_solvers():
