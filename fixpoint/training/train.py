@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed
+from filelock import FileLock, Timeout
 from lightning_fabric import Fabric
 from rich.console import Console
 
@@ -125,11 +127,29 @@ def train_recipe(
                 records.append(done)
         return done
 
-    if folder and fabric.is_global_zero:
-        Logs.write_text(folder / "recipe.toml", write_recipe(recipe))
-    final, trials = tuned(recipe, trial)
-    record = run(final, folder)
+    with ExitStack() as stack:
+        if folder and fabric.is_global_zero:
+            Logs.write_text(folder / "recipe.toml", write_recipe(recipe))
+            stack.enter_context(_alone_in(folder))
+        final, trials = tuned(recipe, trial)
+        record = run(final, folder)
     return {**record, "key": recipe.key, "recipe": recipe.differing, "tuning": trials}
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes from training the same run; the system drops the lock of a dead one."""
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(
+            f"another process trains this run in {folder}: wait for it, or choose another --out"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _show(console: Console, record: dict[str, Any]) -> None:

@@ -50,6 +50,7 @@ def test_it_ends_well(finished):
             "recipe.toml",
             "history.csv",
             "epoch-0001",
+            ".lock",
         }
 
 

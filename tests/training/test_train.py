@@ -285,3 +285,16 @@ def test_two_processes_equal_one(tmp_path):
         weights.append(load_file(path))
     for name, value in weights[0].items():
         assert torch.allclose(value, weights[1][name], rtol=1e-9, atol=1e-12)
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path):
+    """Another that starts meanwhile is refused and changes nothing; a dead one is no hindrance."""
+    recipe = Recipe().changed(model="rnn", hidden=2, epochs=1)
+
+    def second(epoch):
+        with pytest.raises(OSError, match="another process trains this run in"):
+            train_recipe(recipe, tmp_path, lambda epoch: None)
+
+    first = train_recipe(recipe, tmp_path, second)
+    assert len(first["epochs"]) == 1
+    assert train_recipe(recipe, tmp_path, lambda epoch: None)["epochs"] == first["epochs"]
