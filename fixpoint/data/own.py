@@ -72,7 +72,8 @@ def _checked(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]
             if ids is not None and (ids.shape != x.shape[:1] or ids.dtype.kind not in "iubU"):
                 raise ValueError(
                     f"{path}: {key} must be ({len(x)},) whole numbers or strings, one for each "
-                    f"sequence of x{end}, got {ids.dtype} {ids.shape}"
+                    f"sequence of x{end}, got {ids.dtype} {ids.shape}: convert it before saving, "
+                    f"as by {key}.astype(int)"
                 )
     if "x_test" in arrays and arrays["x_test"].shape[1:] != arrays["x"].shape[1:]:
         raise ValueError(

@@ -10,7 +10,7 @@ import tomli_w
 
 import fixpoint
 from fixpoint.names import unknown_name
-from fixpoint.training.recipe import SECTIONS, Recipe, find_key
+from fixpoint.training.recipe import SECTION_OF, SECTIONS, Recipe, find_key
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,12 +41,15 @@ def load_recipe(name: str) -> Recipe:
     if path.suffix != ".toml":
         known = known_recipes()
         if name not in known:
-            raise ValueError(unknown_name("recipe", name, known) + ", or the path of a .toml file")
+            raise ValueError(unknown_name("recipe", name, known, other="the path of a .toml file"))
         path = known[name]
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"the recipe {path} cannot be read ({error.strerror})") from None
+        raise ValueError(
+            f"the recipe {path} cannot be read ({error.strerror}): give the "
+            "path of a .toml file, or the name of a recipe"
+        ) from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no UTF-8 text: save the recipe as UTF-8") from None
     try:
@@ -74,6 +77,8 @@ def read_recipe(text: str) -> Recipe:
     changes = {}
     for section, part in content.items():
         if section not in SECTIONS:
+            if section in SECTION_OF:
+                raise ValueError(f"{section} must stand below [{SECTION_OF[section]}]")
             raise ValueError(unknown_name("section", section, SECTIONS))
         if not isinstance(part, dict):
             raise TypeError(f"{section} must be a section, [{section}]; got {part!r}")

@@ -97,6 +97,10 @@ BAD = {
         "is truncated or corrupt .*pickle.*; save it by numpy.savez",
     ),
     "labels": ({"x": X, "y": Y[:-1]}, r"y must be \(20,\) whole numbers or strings"),
+    "float labels": (
+        {"x": X, "y": Y.astype(float)},
+        r"convert it before saving, as by y.astype\(int\)",
+    ),
     "one hot": ({"x": X, "y": np.eye(20)}, r"y must be \(20,\)"),
     "halves": ({"x": X, "y": Y / 2}, "y must be .* whole numbers"),
     "one class": ({"x": X, "y": 0 * Y}, "at least two classes, got only '0'"),

@@ -30,7 +30,8 @@ def test_no_key_is_in_two_sections():
     ("text", "error", "message"),
     [
         ("[traning]\nlr = 1", ValueError, "unknown section 'traning'.*did you mean 'training'"),
-        ("lr = 1", ValueError, "unknown section 'lr'"),
+        ("lr = 1", ValueError, r"lr must stand below \[training\]"),
+        ("lrr = 1", ValueError, "unknown section 'lrr'"),
         ("training = 1", TypeError, r"training must be a section, \[training\]; got 1"),
         ("[training]\nlrr = 1", ValueError, "unknown key of training 'lrr'.*did you mean 'lr'"),
         ("[training]\nhidden = 1", ValueError, "unknown key of training 'hidden'"),

@@ -230,7 +230,10 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["har2-ern"], "unknown recipe 'har2-ern'.*did you mean 'har2-ernn'"),
+        (
+            ["har2-ern"],
+            "unknown recipe 'har2-ern'.*, or the path of a .toml file; did you mean 'har2-ernn'",
+        ),
         (["--set", "lrr=1"], "unknown key 'lrr'.*did you mean 'lr'"),
         (["--set", "lr"], "--set takes KEY=VALUE"),
         (["--set", "epochs=1.5", "--lr", "1"], "training.epochs must be a whole number; got 1.5"),
