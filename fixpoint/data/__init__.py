@@ -6,6 +6,7 @@ from fixpoint.data.dataset import Dataset, Kind
 from fixpoint.data.own import load
 from fixpoint.data.prepare import drop_nonfinite, normalise
 from fixpoint.data.registry import DATASETS, SOURCES, fingerprint, load_dataset
+from fixpoint.data.rotate import check_vectors, random_rotations, rotate
 from fixpoint.data.splits import validation_split
 from fixpoint.data.stream import stream_batches
 
@@ -14,11 +15,14 @@ __all__ = [
     "SOURCES",
     "Dataset",
     "Kind",
+    "check_vectors",
     "drop_nonfinite",
     "fingerprint",
     "load",
     "load_dataset",
     "normalise",
+    "random_rotations",
+    "rotate",
     "stream_batches",
     "validation_split",
 ]

@@ -48,6 +48,9 @@ class Dataset:
             group, not by sequence.
         scale, shift: a stored number times `scale` plus `shift` is the value; float32, each of a
             shape that broadcasts to (T, d). None: 1 and 0.
+        asinh: `inputs` gives the inverse hyperbolic sine of these values; see `normalise`.
+        vectors: "classification": triples of channels that are x, y and z of one vector in the
+            frame of the sensor, as an acceleration is. Stored numbers may be turned by `rotate`.
         subset: what is missing of the full data set; empty where it is complete.
         licence: terms of use.
         citation: what to cite.
@@ -80,6 +83,8 @@ class Dataset:
     groups_test: Tensor | None = None
     scale: Tensor | None = None
     shift: Tensor | None = None
+    asinh: bool = False
+    vectors: tuple[tuple[int, int, int], ...] = ()
     subset: str = ""
     licence: str
     citation: str
@@ -91,6 +96,7 @@ class Dataset:
             )
         for part in self.parts:
             self._check(part)
+        self._check_vectors()
         shapes = {part: tuple(getattr(self, f"x_{part}").shape[1:]) for part in self.parts}
         for part, shape in shapes.items():
             if shape != shapes["train"]:
@@ -121,7 +127,9 @@ class Dataset:
         x = x.float()
         if self.scale is not None:
             x = x * self.scale
-        return x if self.shift is None else x + self.shift
+        if self.shift is not None:
+            x = x + self.shift
+        return x.asinh() if self.asinh else x
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data with all tensors on a device.
@@ -164,6 +172,16 @@ class Dataset:
             raise ValueError(
                 f"{self.name}: {key} must lie in 0..{count - 1} for {count} {of}, "
                 f"got {int(ids.min())}..{int(ids.max())}"
+            )
+
+    def _check_vectors(self) -> None:
+        channels = [channel for vector in self.vectors for channel in vector]
+        size = self.x_train.shape[-1] if self.kind == "classification" else 0
+        whole = all(len(vector) == 3 for vector in self.vectors)
+        if not (whole and len({*channels} & {*range(size)}) == len(channels)):
+            raise ValueError(
+                f"{self.name}: vectors must be triples of different channels in 0..{size - 1}, "
+                f"got {self.vectors}"
             )
 
     def __repr__(self) -> str:

@@ -42,6 +42,7 @@ __all__ = [
     "HAR2_CLASS",
     "HAR2_CLASSES",
     "URL",
+    "VECTORS",
     "har2",
     "har6",
     "har_dataset",
@@ -55,6 +56,10 @@ CITATION = (
     "D. Anguita, A. Ghio, L. Oneto, X. Parra, J. L. Reyes-Ortiz. A Public Domain Dataset for Human "
     "Activity Recognition Using Smartphones. ESANN 2013. Data: doi:10.24432/C54S4K"
 )
+
+VECTORS = ((0, 1, 2), (3, 4, 5), (6, 7, 8))
+"""The channels of the body's acceleration, of its rate of rotation, and of the whole acceleration,
+gravity included: x, y and z of each in the frame of the phone."""
 
 HAR2_CLASSES = (
     "walking|walking_downstairs|standing",
@@ -107,6 +112,7 @@ def har_dataset(
         classes=classes,
         groups_train=int64("subject_train"),
         groups_test=int64("subject_test"),
+        vectors=VECTORS,
         subset=subset,
         licence=LICENCE,
         citation=CITATION,

@@ -55,8 +55,9 @@ def fit(
 ) -> Iterator[Epoch]:
     """Train, and yield after each epoch.
 
-    Order of the batches depends on `training.seed` alone. With a checkpoint that holds epochs,
-    these are yielded first and training goes on after them, bit for bit as if it had not stopped.
+    Order and rotations of the batches depend on `training.seed` alone. With a checkpoint that holds
+    epochs, these are yielded first and training goes on after them, bit for bit as if it had not
+    stopped.
 
     Args:
         checkpoint: where to save after each epoch, before it is yielded.

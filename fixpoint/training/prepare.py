@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fixpoint.data import Dataset, drop_nonfinite, load_dataset, normalise, validation_split
+from fixpoint.data import (
+    Dataset,
+    check_vectors,
+    drop_nonfinite,
+    load_dataset,
+    normalise,
+    validation_split,
+)
 from fixpoint.training.recipe import Data, Recipe, Training
 
 
@@ -23,7 +30,8 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
     Statistics of the normalisation come from what is trained on alone; words have none.
 
     Raises:
-        ValueError: the data set is unknown or damaged, or the recipe needs a validation part.
+        ValueError: the data set is unknown or damaged, or the recipe needs a validation part or
+            vectors to rotate.
         OSError: its file is not there.
     """
     data = load_dataset(recipe.data.dataset) if data is None else data
@@ -37,8 +45,11 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
             f"data.validation={recipe.data.validation} leaves no window of {len(data.x_train)} for "
             f"validation in {data.name}: choose a larger share"
         )
+    rotated = recipe.training.rotate > 0
+    if rotated:
+        check_vectors(data)
     if recipe.data.normalise != "none" and data.kind == "classification":
-        data = normalise(data, recipe.data.normalise)
+        data = normalise(data, recipe.data.normalise, late=rotated)
     return Prepared(data, dropped)
 
 

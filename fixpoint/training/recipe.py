@@ -23,8 +23,10 @@ class Data:
     """What is learned."""
 
     dataset: str = key("har2-sample", "data set, a name in fixpoint.data.DATASETS")
-    normalise: Literal["column", "channel", "none"] = key(
-        "column", "zero mean, unit s.d. for each (time step, channel), for each channel, or not"
+    normalise: Literal["column", "channel", "asinh", "none"] = key(
+        "column",
+        "zero mean, unit s.d. for each (time step, channel) or each channel; asinh about the "
+        "median of each channel; or none",
     )
     validation: float = key(
         0.0,
@@ -86,6 +88,13 @@ class Training:
         2, "plateau: epochs without a lower validation loss before it is halved", low=0
     )
     clip: float | None = key(None, "bound on the 2-norm of the gradient", low=1e-30)
+    rotate: float = key(
+        0.0,
+        "degrees: the vectors of each training window, as accelerations, are turned about a random "
+        "axis by an angle of 0 up to this, anew at each use",
+        low=0,
+        below=181,
+    )
     label_smoothing: float = key(0.0, "of the cross entropy", low=0, below=1)
     stop_after: int | None = key(
         None, "stop after so many epochs without a better validation score", low=1

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from fixpoint.data import Dataset, stream_batches
+from fixpoint.data import Dataset, check_vectors, random_rotations, rotate, stream_batches
 from fixpoint.training.recipe import Training
 
 
@@ -59,13 +59,17 @@ class Classification:
         data, smoothing = self.data, self.training.label_smoothing
         size = self.training.batch_size
         for rows in torch.randperm(len(data.x_train), generator=order).split(size):
-            rows = rows.to(self.fabric.device)
-            mine = rows[rank::world]
-            share = len(mine) * world / len(rows)
+            share = len(rows[rank::world]) * world / len(rows)
             # A process without a share of the last batch takes part with weight 0.
-            mine = mine if share else rows[:1]
+            part = slice(rank, None, world) if share else slice(1)
+            mine = rows[part].to(self.fabric.device)
+            x = data.x_train[mine]
+            if self.training.rotate:
+                # Drawn for the whole batch, so that any number of processes draws the same.
+                turns = random_rotations(len(rows), self.training.rotate, generator=order)
+                x = rotate(x.float(), data.vectors, turns[part].to(x.device))
             lengths = () if data.lengths_train is None else (data.lengths_train[mine],)
-            logits = model(data.inputs(data.x_train[mine]), *lengths)
+            logits = model(data.inputs(x), *lengths)
             loss = F.cross_entropy(logits, data.y_train[mine], label_smoothing=smoothing)
             yield (loss if world == 1 else share * loss), len(rows)
 
@@ -128,7 +132,13 @@ class LanguageModelling:
 
 
 def make_task(fabric: Fabric, data: Dataset, training: Training) -> Task:
-    """The task that the data set is."""
+    """The task that the data set is.
+
+    Raises:
+        ValueError: `training.rotate` is asked of data without vectors.
+    """
+    if training.rotate:
+        check_vectors(data)
     kind: Any = LanguageModelling if data.kind == "language-model" else Classification
     return kind(fabric, data, training)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from making import D, N, T, make
@@ -107,10 +108,51 @@ def test_windows_that_are_not_finite(bad):
 
 
 def test_normalise_refuses_what_it_cannot_do():
-    with pytest.raises(ValueError, match="per must be 'column' or 'channel', got 'row'"):
+    with pytest.raises(ValueError, match="per must be 'column', 'channel' or 'asinh', got"):
         normalise(make(), per="row")
     with pytest.raises(ValueError, match="at least one training window without NaN or inf"):
         normalise(make(x_train=torch.full((N, T, D), float("nan"))))
+    with pytest.raises(ValueError, match="toy is normalised by asinh already"):
+        normalise(normalise(small(), "asinh"))
+
+
+def test_asinh_is_that_of_robust_units():
+    """Against numpy in float64; an outlier in train changes nothing of the rest."""
+    data = make()
+    values = data.x_train.double().flatten(0, 1).numpy()
+    # 300 values of each channel: torch's median is the lower of the two in the middle
+    centre = np.sort(values, 0)[149]
+    spread = 1.4826 * np.sort(abs(values - centre), 0)[149]
+    for part in ("train", "test"):
+        x = getattr(data, f"x_{part}")
+        expected = torch.from_numpy(np.arcsinh((x.double().numpy() - centre) / spread)).float()
+        got = getattr(normalise(data, "asinh"), f"x_{part}")
+        torch.testing.assert_close(got, expected, rtol=0, atol=16 * EPS)
+    far = replace(data, x_train=data.x_train.clone())
+    far.x_train[far.x_train == far.x_train.max()] = 1e6
+    assert torch.equal(normalise(far, "asinh").x_test, normalise(data, "asinh").x_test)
+    constant = normalise(make(x_train=torch.full((N, T, D), 0.1)), "asinh")
+    assert torch.equal(constant.x_train, torch.zeros(N, T, D))
+
+
+@pytest.mark.parametrize("per", ["column", "channel", "asinh"])
+def test_late_the_numbers_stay_and_inputs_normalises(per):
+    data = make(vectors=((2, 0, 1),))
+    result, expected = normalise(data, per, late=True), normalise(data, per)
+    for part in ("train", "test"):
+        x = getattr(result, f"x_{part}")
+        assert x is getattr(data, f"x_{part}")
+        torch.testing.assert_close(
+            result.inputs(x), getattr(expected, f"x_{part}"), rtol=0, atol=64 * EPS
+        )
+    # what was normalised channel by channel is not to be turned
+    assert (result.vectors, expected.vectors) == (data.vectors, ())
+
+
+@pytest.mark.parametrize("vectors", [((0, 1),), ((0, 1, 3),), ((0, 1, 1),), ((0, 1, 2),) * 2])
+def test_vectors_are_triples_of_channels(vectors):
+    with pytest.raises(ValueError, match=r"toy: vectors must be triples of different .* 0\.\.2"):
+        make(vectors=vectors)
 
 
 def test_repr_is_one_short_line():
@@ -138,7 +180,7 @@ def test_small_integers_become_values_in_batches():
     assert plain.inputs(plain.x_test) is plain.x_test
 
 
-@pytest.mark.parametrize("per", ["column", "channel"])
+@pytest.mark.parametrize("per", ["column", "channel", "asinh"])
 def test_normalise_leaves_small_integers_small(per):
     data = small(shift=torch.tensor(0.5))
     result = normalise(data, per)

@@ -22,6 +22,22 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
+def late():
+    """Every 12th window and 8th time step of the sample in its units, normalised in batches."""
+    data = load_dataset("har2-sample")
+    few = replace(
+        data,
+        x_train=data.x_train[::12, ::8].contiguous(),
+        y_train=data.y_train[::12],
+        x_test=data.x_test[::12, ::8].contiguous(),
+        y_test=data.y_test[::12],
+        groups_train=None,
+        groups_test=None,
+    )
+    return normalise(few, "asinh", late=True)
+
+
+@pytest.fixture(scope="session")
 def held_out(tiny):
     """The same with 40 windows for validation."""
     return replace(tiny, x_valid=tiny.x_test[:40], y_valid=tiny.y_test[:40])

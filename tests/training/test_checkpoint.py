@@ -43,6 +43,7 @@ CASES = {
         **{"optimizer": "sgd", "momentum": 0.9, "schedule": "plateau", "patience": 0},
         **{"validation": 0.3, "weight_dropout": 0.2},
     },
+    "rotated": {"batch_size": 16, "rotate": 30},
     "text": {"batch_size": 4, "bptt": 9, "output_dropout": 0.5, "model": "lstm", "clip": 0.1},
 }
 
@@ -52,7 +53,7 @@ CASES = {
 def test_a_stopped_training_goes_on_bit_for_bit(tmp_path, request, name, stop):
     recipe = Recipe().changed(**SMALL, **CASES[name])
     held = "held_out" if recipe.data.validation else "tiny"
-    data = request.getfixturevalue("text" if name == "text" else held)
+    data = request.getfixturevalue({"text": "text", "rotated": "late"}.get(name, held))
     whole, history = train(tmp_path / "whole", data, recipe)
     train(tmp_path / "parts", data, recipe, epochs=stop)
     torch.rand(5)

@@ -1,6 +1,7 @@
 """The training loop against a plain loop in torch, and how it counts what is right."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fixpoint.data import random_rotations
 from fixpoint.models import ERNN, LastStateClassifier
 from fixpoint.training import Epoch, Recipe, evaluate, fit, make_task
 
@@ -73,6 +75,51 @@ def test_it_is_the_plain_loop(tiny):
         assert epochs[number].accuracy == pytest.approx(100 * right / 81)
         assert epochs[number].test_loss == F.cross_entropy(logits, tiny.y_test).item()
     assert equal_parameters(given, plain)
+
+
+def test_rotations_are_drawn_after_the_order(late):
+    """Against a plain loop; the test windows stay as they are, and both are normalised."""
+    given, plain = model(), model()
+    epochs = train(given, late, epochs=2, batch_size=40, rotate=30.0, seed=5)
+    optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2)
+    order = torch.Generator().manual_seed(5)
+    x, y = late.x_train, late.y_train
+    for number in range(2):
+        for rows in torch.randperm(63, generator=order).split(40):
+            turns = random_rotations(len(rows), 30.0, generator=order)
+            turned = (x[rows].view(-1, 48, 3) @ turns.mT).view(-1, 16, 9)
+            optimizer.zero_grad()
+            F.cross_entropy(plain(late.inputs(turned)), y[rows]).backward()
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] /= 2
+        with torch.no_grad():
+            logits = plain(late.inputs(late.x_test))
+        assert epochs[number].test_loss == F.cross_entropy(logits, late.y_test).item()
+    assert equal_parameters(given, plain)
+
+
+def test_rotations_do_not_depend_on_the_number_of_processes(late):
+    """Two processes with every other row each see what one with all rows sees."""
+    seen = {}
+    for rank, world in ((0, 1), (0, 2), (1, 2)):
+        training = Recipe().changed(rotate=90.0, batch_size=63).training
+        task = make_task(Fabric(accelerator="cpu", devices=1), late, training)
+        task.fabric = SimpleNamespace(
+            global_rank=rank, world_size=world, device=torch.device("cpu")
+        )
+
+        def logits(x, key=(rank, world)):
+            seen[key] = x
+            return torch.zeros(len(x), 2)
+
+        list(task.losses(logits, torch.Generator().manual_seed(0)))
+    for rank in (0, 1):
+        torch.testing.assert_close(seen[rank, 2], seen[0, 1][rank::2], rtol=0, atol=1e-5)
+
+
+def test_data_normalised_already_are_not_rotated(tiny):
+    with pytest.raises(ValueError, match="har2-sample has none: .* normalised late if at all"):
+        train(model(), tiny, rotate=10.0)
 
 
 def test_it_is_deterministic_given_a_seed(tiny):

@@ -116,6 +116,22 @@ def test_validation_is_asked_for(changes, message):
         prepare(Recipe().changed(**changes))
 
 
+def test_rotated_data_stay_in_their_units():
+    data, _ = prepare(Recipe().changed(rotate=30, normalise="asinh"))
+    raw = load_dataset("har2-sample")
+    assert torch.equal(data.x_train, raw.x_train)
+    assert data.inputs(data.x_test).median().abs() < 0.1
+    plain, _ = prepare(Recipe().changed(normalise="asinh"))
+    torch.testing.assert_close(data.inputs(raw.x_test), plain.x_test, rtol=1e-4, atol=1e-5)
+
+
+def test_what_has_no_vectors_is_not_rotated(text):
+    with pytest.raises(ValueError, match="toy-walks has none"):
+        prepare(Recipe().changed(dataset="toy-walks", rotate=5))
+    with pytest.raises(ValueError, match="text has none"):
+        prepare(Recipe().changed(rotate=5), text)
+
+
 def test_no_window_is_left_for_validation(tiny):
     with pytest.raises(ValueError, match="leaves no window of 189 for validation"):
         prepare(Recipe().changed(validation=0.001), tiny)
