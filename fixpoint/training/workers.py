@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -38,9 +41,10 @@ def run_all(
                 run = waiting.pop()
                 here, there = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(run, out, there), daemon=True)
-                process.start()
-                there.close()
-                running[here] = (run, process)
+                with _undisturbed():
+                    process.start()
+                    there.close()
+                    running[here] = (run, process)
             ready = wait(list(running))
             for connection in [c for c in running if c in ready]:
                 run, process = running[connection]
@@ -56,6 +60,22 @@ def run_all(
     finally:
         for _, process in running.values():
             process.terminate()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits for the end: nobody would know of a process that is half started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _work(run: Recipe, out: Path | None, events: Connection) -> None:

@@ -1,5 +1,9 @@
 """Runs in processes of their own: one that fails costs no other."""
 
+import multiprocessing.util
+import os
+import signal
+
 import pytest
 
 from fixpoint.training import Epoch, Recipe
@@ -23,3 +27,23 @@ def test_a_run_that_fails_costs_no_other(capfd):
 
 def test_no_runs():
     assert list(run_all([], jobs=2)) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="starts processes as POSIX systems do")
+def test_stopping_while_a_run_starts_leaves_no_process_behind(monkeypatch, capfd):
+    spawn, started = multiprocessing.util.spawnv_passfds, []
+
+    def interrupted(path, args, fds):
+        pid = spawn(path, args, fds)
+        if "--multiprocessing-fork" in args:
+            started.append(pid)
+            os.kill(os.getpid(), signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(run_all([Recipe().changed(hidden=2, epochs=1)], 1))
+    (pid,) = started
+    _, status = os.waitpid(pid, 0)
+    assert os.WTERMSIG(status) == signal.SIGTERM
+    assert capfd.readouterr().err == ""
