@@ -71,9 +71,9 @@ class Anderson(IterativeSolver):
         g = fz - z
         if state is None:
             return self._mixed(fz, g), AndersonState(fz, g)
-        oldest = max(0, len(state.dg) + 1 - min(self.memory, z.shape[1]))
-        df, dg = (*state.df[oldest:], fz - state.fz), (*state.dg[oldest:], g - state.g)
-        gram = _bordered(state.gram, _products(dg[-1], dg))
+        place = (k - 1) % min(self.memory, max(z.shape[1], 1))  # that of the oldest
+        df, dg = _put(state.df, place, fz - state.fz), _put(state.dg, place, g - state.g)
+        gram = _put_products(state.gram, place, _products(dg[place], dg))
         gamma = self._weights(gram, _products(g, dg)).to(z.dtype)
         new = _less(fz, gamma, df)
         if self.beta != 1:
@@ -121,14 +121,22 @@ def _products(a: Tensor, others: tuple[Tensor, ...]) -> Tensor:
     return torch.stack([torch.linalg.vecdot(a, b.to(dtype)) for b in others], 1)
 
 
-def _bordered(gram: Tensor | None, row: Tensor) -> Tensor:
-    """The Gram matrix with `row`, (B, m), for the newest difference, and its last m - 1 others."""
-    row = row.unsqueeze(1)
-    if gram is None or row.shape[2] == 1:
-        return row
-    oldest = gram.shape[1] + 1 - row.shape[2]
-    old = torch.cat((gram[:, oldest:, oldest:], row[:, :, :-1]), 1)
-    return torch.cat((old, row.mT), 2)
+def _put(parts: tuple[Tensor, ...], place: int, new: Tensor) -> tuple[Tensor, ...]:
+    """The parts with the new one at its place, or at the end."""
+    return (*parts[:place], new, *parts[place + 1 :])
+
+
+def _put_products(gram: Tensor | None, place: int, row: Tensor) -> Tensor:
+    """The Gram matrix, (B, m, m), with the products of the difference at that place, (B, m)."""
+    if gram is None:
+        return row.unsqueeze(1)
+    if gram.shape[1] < row.shape[1]:
+        column = row.unsqueeze(2)
+        return torch.cat((torch.cat((gram, column[:, :-1].mT), 1), column), 2)
+    gram = gram.clone()
+    gram[:, place] = row
+    gram[:, :, place] = row
+    return gram
 
 
 def _less(a: Tensor, gamma: Tensor, parts: tuple[Tensor, ...]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fixpoint.solution import Result, Solution, Trace
-from fixpoint.solvers.measure import Measured, least_exact_norm, norm_dtype
+from fixpoint.solvers.measure import Measured, Ruler
 
 if TYPE_CHECKING:
     from fixpoint.solvers.base import IterativeSolver
@@ -38,15 +38,15 @@ class Watch:
         self.improving = False  # whether the residuals of all that matter are their least
         self.better = self.failed  # which samples' are, where not all
         self.done = False
-        self.r = torch.full((len(z),), torch.inf, dtype=norm_dtype(z), device=z.device)
-        self.inf, self.zero = self.r, torch.zeros_like(self.r)
-        self.least_exact = least_exact_norm(self.r.dtype)
+        self.ruler = Ruler(solver, z)
+        self.r = torch.full((len(z),), torch.inf, dtype=self.ruler.dtype, device=z.device)
+        self.inf, self.zero, self.one = self.r, torch.zeros_like(self.r), torch.ones_like(self.r)
         self.z, self.fz = z, z
         self.keep_best = solver.keep_best or solver.rejects_steps
         self.best_r, self.best_z = self.r, z
         self.some_stuck, self.stuck = False, self.failed
         self.common = 0  # updates made while all samples were active
-        self.iterations = torch.zeros_like(self.active, dtype=torch.int64)  # those after
+        self.rest: list[Tensor] = []  # who made each of those after
         self.evaluations = 0
         self.given = (z, _version(z)), (z, _version(z))  # what phi must leave alone
         self.residuals: list[Tensor] = []
@@ -57,9 +57,10 @@ class Watch:
     ) -> tuple[Tensor, Tensor]:
         """Measure z with fz = phi(z) and return both, lost samples put back where they were."""
         self.evaluations += 1
-        if any(_version(x) != version for x, version in self.given):
-            raise RuntimeError(CHANGED)
-        measured = Measured.of(self.solver, z, fz)
+        for x, version in self.given:
+            if _version(x) != version:
+                raise RuntimeError(CHANGED)
+        measured = self.ruler.measure(z, fz)
         if self.masking or not self.summing_up or not self._note_if_sound(measured):
             z, fz, r = self._look_closely(k, z, fz, measured, phi)
         else:
@@ -87,14 +88,14 @@ class Watch:
             # A sample that has converged needs no best state, and nobody waits for it.
             gain = torch.where(self.active | self.stuck, gain, self.inf)
             going = torch.where(self.active, r, self.zero)
-        extremes = torch.stack((-(r + scale), scale, gain, r, -going)).amin(1)
-        minus_sum, least_scale, least_gain, low, minus_going = extremes.tolist()
-        if not (minus_sum > -math.inf and least_scale >= self.least_exact):
+        rows = torch.stack((-(r + scale), scale, gain, r, -going))
+        minus_sum, least_scale, least_gain, low, minus_high = rows.amin(1).tolist()
+        if not (minus_sum > -math.inf and least_scale >= self.ruler.least_exact):
             return False
         self.improving = least_gain > 0
-        self.done = -minus_going <= 1
+        self.done = minus_high >= -1
         if not self.all_active or low <= 1:
-            self.active = self.active & (r > 1)
+            self.active = self.active & (r > self.one)
             self.all_active = False
         return True
 
@@ -102,7 +103,7 @@ class Watch:
         self, k: int, z: Tensor, fz: Tensor, measured: Measured, phi: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Measure sample by sample, put lost ones back, and note who goes on: z, fz and r."""
-        r, finite = measured.closely(self.solver, z, fz)
+        r, finite = self.ruler.look_closely(measured, z, fz)
         if k > 0 and torch.is_grad_enabled() and bool((self.active & ~finite).any()):
             # In the graph of fz a lost sample's zero gradient would meet inf and spoil the rest.
             before = self.best_z if self.solver.rejects_steps else self.z
@@ -132,7 +133,7 @@ class Watch:
         if self.all_active:
             self.common += 1
         else:
-            self.iterations = self.iterations + self.active
+            self.rest.append(self.active)
             proposal = _rows(self.active, proposal, z)
         # A sample that stands still keeps its residual: it shows where it does not improve.
         if self.solver.rejects_steps and self.solver.has_tolerance and not self.improving:
@@ -145,7 +146,9 @@ class Watch:
 
     def solution(self, z: Tensor) -> Solution:
         solver, r = self.solver, self.r
-        iterations = self.common + self.iterations
+        iterations = torch.full_like(r, self.common, dtype=torch.int64)
+        if self.rest:
+            iterations += torch.stack(self.rest).sum(0)
         trace = None
         if solver.record is not None:
             iterates = torch.stack(self.iterates) if self.iterates else None
