@@ -30,7 +30,7 @@ OURS: dict[str, Callable[..., IterativeSolver]] = {
     "anderson": Anderson,
     "broyden": Broyden,
 }
-console = Console(width=110)
+console = Console(width=126)
 
 
 class Problem(NamedTuple):
@@ -104,7 +104,7 @@ def compare_solvers(problem: Problem, runs: int) -> None:
     table = Table(title=f"{problem.name}, forward; forward + backward", box=box.SIMPLE_HEAD)
     for head in (
         "solver",
-        "evaluations",
+        "evals",
         "theirs",
         "ms",
         "bare ms",

@@ -14,6 +14,9 @@ Tree = Any
 Map = Callable[[Tree], Tree]
 """z -> phi(z): same structure, shapes and dtype; each batch row on its own."""
 
+SINGLE = pytree.tree_structure(0)
+"""The structure of a tree that is one tensor."""
+
 
 class Packing:
     """How the tree `z0` lies in a (B, D) matrix.
@@ -26,7 +29,8 @@ class Packing:
     """
 
     def __init__(self, z0: Tree, *, batched: bool = True) -> None:
-        leaves, self.structure = pytree.tree_flatten(z0)
+        single = isinstance(z0, Tensor)
+        leaves, self.structure = ([z0], SINGLE) if single else pytree.tree_flatten(z0)
         _check_leaves(leaves, batched)
         self.batched = batched
         self.shapes = [leaf.shape for leaf in leaves]
@@ -35,7 +39,7 @@ class Packing:
         self.columns = [leaf.numel() // max(self.rows, 1) for leaf in leaves]
         if self.rows == 0:
             self.columns = [shape[1:].numel() for shape in self.shapes]
-        self.is_matrix = isinstance(z0, Tensor) and batched and z0.dim() == 2
+        self.is_matrix = single and batched and z0.dim() == 2
 
     def pack(self, tree: Tree) -> Tensor:
         """The tree as one (B, D) matrix; no copy where the tree is one tensor."""
@@ -103,6 +107,8 @@ def _check_leaves(leaves: list[Any], batched: bool) -> None:
                 "each tensor of z0 needs a leading batch axis; got a 0-d tensor: pass "
                 "batched=False for a single unbatched problem"
             )
+    if len(leaves) == 1:
+        return
     if batched and len({leaf.shape[0] for leaf in leaves}) > 1:
         sizes = [leaf.shape[0] for leaf in leaves]
         raise ValueError(

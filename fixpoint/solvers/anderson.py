@@ -103,7 +103,7 @@ class Anderson(IterativeSolver):
         scaled.diagonal(dim1=1, dim2=2).add_(max(self.ridge, torch.finfo(square.dtype).eps))
         factor, info = torch.linalg.cholesky_ex(scaled)
         gamma = torch.cholesky_solve((right / length).unsqueeze(2), factor).squeeze(2) / length
-        usable = (info == 0) & (gamma.detach().abs().sum(1) <= self.bound)
+        usable = info.logical_not() & (gamma.detach().abs().sum(1) <= self.bound)
         return gamma, usable.unsqueeze(1)
 
     def extra_repr(self) -> str:
@@ -117,8 +117,9 @@ def _products(a: Tensor, others: tuple[Tensor, ...]) -> Tensor:
     buffer of that size costs page faults.
     """
     dtype = torch.promote_types(a.dtype, torch.float32)
-    a = a.to(dtype)
-    return torch.stack([torch.linalg.vecdot(a, b.to(dtype)) for b in others], 1)
+    if a.dtype != dtype:
+        a, others = a.to(dtype), tuple(b.to(dtype) for b in others)
+    return torch.stack([torch.linalg.vecdot(a, b) for b in others], 1)
 
 
 def _put(parts: tuple[Tensor, ...], place: int, new: Tensor) -> tuple[Tensor, ...]:

@@ -180,18 +180,16 @@ def iterate(
                 state = solver.init(z, t)
             proposal, state = solver.update(k, z, fz, state, **given)
             z = proposal if watch is None else watch.freeze(proposal, z)
-    solution = _fixed_steps(solver, z) if watch is None else watch.solution(z)
-    return solution._replace(
-        evaluations=solution.evaluations + derivatives.evaluations,
-        products=derivatives.products,
-        state=state,
-    )
-
-
-def _fixed_steps(solver: IterativeSolver, z: Tensor) -> Solution:
+    if watch is not None:
+        solution = watch.solution(z)
+        evaluations = solution.evaluations + derivatives.evaluations
+        return solution._replace(
+            evaluations=evaluations, products=derivatives.products, state=state
+        )
     iterations = torch.full((len(z),), solver.max_iter, dtype=torch.int64, device=z.device)
     result = torch.full((len(z),), Result.FIXED_STEPS.value, dtype=torch.int8, device=z.device)
-    return Solution(z, None, iterations, solver.max_iter, result)
+    evaluations = solver.max_iter + derivatives.evaluations
+    return Solution(z, None, iterations, evaluations, result, None, derivatives.products, state)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
