@@ -33,6 +33,7 @@ class IterativeSolver(nn.Module):
         max_iter: most updates of a sample.
         rtol, atol: relative tolerance, and absolute tolerance in units of z.
         keep_best: return a sample that failed at its smallest residual, not at its last one.
+            Solvers that take steps back do so always.
         record: "residual" keeps each sample's residual after each update, "iterates" the states
             too; see `Trace`.
         check_every: look whether all samples are done (one device synchronisation, more where the
