@@ -5,20 +5,18 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from fixpoint.models._buffers import empty
 from fixpoint.models.cells import ACTIVATIONS
 from fixpoint.names import unknown_name
 
-HUGE = 2**25  # bytes; malloc returns smaller blocks without new page faults
 # Units n; above, a compiled block has too few rows and call overhead is no longer felt.
 MAX_SIZE = 256
 # Bytes of gradients in a segment of time: few enough to be in the cache for the products that
@@ -97,13 +95,6 @@ def states(h0: Tensor, count: int) -> Tensor:
     S = empty((count + 1, *h0.shape), h0)
     S[0] = h0
     return S
-
-
-def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """torch.empty, in huge pages if large: page faults of a new buffer cost more than its use."""
-    if like.is_cuda or math.prod(shape) * like.element_size() < HUGE:
-        return like.new_empty(shape)
-    return torch.from_numpy(np.empty(shape, str(like.dtype).removeprefix("torch.")))
 
 
 def received(grad: Tensor, last_only: bool) -> tuple[Tensor, Tensor]:

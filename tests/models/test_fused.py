@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradgradcheck
 
-from fixpoint.models import _fused_torch, _operation
+from fixpoint.models import _buffers, _fused_torch, _operation
 from fixpoint.models.cells import ACTIVATIONS
 from fixpoint.models.fused import fused_scan, plain_scan, unsupported
 
@@ -340,8 +340,8 @@ def test_no_input_features():
     assert_same(outcome(fused_scan, arguments, activation="tanh"), expected)
 
 
-def test_large_buffers_have_their_type_and_shape(monkeypatch):
-    monkeypatch.setattr(_operation, "HUGE", 0)
+def test_in_buffers_that_are_used_again(monkeypatch):
+    monkeypatch.setattr(_buffers, "SMALL", 0)
     expected = outcome(plain_scan, problem(5, 3, 4, 2), activation="relu")
     assert_same(outcome(fused_scan, problem(5, 3, 4, 2), activation="relu"), expected)
 
