@@ -162,8 +162,7 @@ class Watch:
             result = torch.where(stalled & (r > 1), Result.STALLED, result)
         else:
             result = torch.full_like(iterations, Result.FIXED_STEPS)
-        takes_back = solver.rejects_steps and solver.has_tolerance
-        lost = self.failed | ((self.best_r if takes_back else r) == torch.inf)
+        lost = self.failed | (r == torch.inf)
         result = torch.where(lost, Result.NONFINITE, result).to(torch.int8)
         if solver.has_tolerance and self.keep_best:
             z = _rows(r <= 1, z, self.best_z)

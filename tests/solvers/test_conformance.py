@@ -8,7 +8,7 @@ import scipy.optimize
 import torch
 from problems import PROBLEMS, PROBLEMS_BY_NAME, SINGULAR
 
-from fixpoint import ConvergenceError, Result, make_solver, solve
+from fixpoint import ConvergenceError, Result, solve
 
 CONTRACTIONS = [p for p in PROBLEMS if p.kind == "contraction"]
 BUDGET = 4000  # plain iteration at contraction 0.99 needs some 2800 updates to 1e-12
@@ -370,17 +370,6 @@ def test_an_unknown_option_is_an_error_that_lists_the_known(build):
 def test_wrong_values_are_refused_when_built(build, options, error, text):
     with pytest.raises(error, match=text):
         build(**options)
-
-
-@pytest.mark.parametrize("name", ["broyden", "newton"])
-def test_a_budget_that_ends_in_a_step_to_be_taken_back(name):
-    """The state before it is finite and has a residual: more updates are the remedy."""
-    solver = make_solver(name, max_iter=1, rtol=1e-6)
-    start = torch.full((1, 1), 4.0 if name == "broyden" else 9.0)
-    solution = solve(lambda z: z - 20 * (z.sqrt() - 1), start, solver)
-    assert solution.result.item() == Result.MAX_ITER
-    assert torch.equal(solution.z, start)
-    assert solution.residual.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["writes into its input", "returns one buffer"])
