@@ -18,6 +18,9 @@ from torch import Tensor, nn
 
 _FOREIGN = (SafetensorError, pickle.PickleError)
 
+WEIGHTS = "model.safetensors"
+"""File of the weights in the folder of an epoch."""
+
 
 class Checkpoint:
     """The last epoch of a training, in a folder.
@@ -54,7 +57,7 @@ class Checkpoint:
             return []
         path = self.epochs[-1]
         try:
-            weights = load((path / "model.safetensors").read_bytes())
+            weights = load((path / WEIGHTS).read_bytes())
             saved = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
             model.load_state_dict(weights)
             state["optimizer"].load_state_dict(saved["optimizer"])
@@ -128,7 +131,7 @@ class Checkpoint:
         temporary = target.with_suffix(".tmp")
         try:
             temporary.mkdir(parents=True, exist_ok=True)
-            write_bytes(temporary / "model.safetensors", weights)
+            write_bytes(temporary / WEIGHTS, weights)
             write_bytes(temporary / "training.pt", training)
             if best:
                 replace_file(self.folder / "best.safetensors", weights)

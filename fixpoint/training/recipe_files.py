@@ -17,6 +17,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+RECIPE = "recipe.toml"
+"""File of its recipe in the folder of a run."""
+
 
 def recipe_folder() -> Path:
     """Folder of the recipes that come with the package: inside it, or beside it in a checkout."""

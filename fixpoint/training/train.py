@@ -19,7 +19,7 @@ from fixpoint.training.logs import Logs
 from fixpoint.training.prepare import prepare
 from fixpoint.training.progress import RunProgress
 from fixpoint.training.recipe import Recipe
-from fixpoint.training.recipe_files import write_recipe
+from fixpoint.training.recipe_files import RECIPE, write_recipe
 from fixpoint.training.records import Record, Records, open_records
 from fixpoint.training.run import build, execute, make_fabric, tuned
 from fixpoint.training.table import comparison_table, findings
@@ -129,7 +129,7 @@ def train_recipe(
 
     with ExitStack() as stack:
         if folder and fabric.is_global_zero:
-            Logs.write_text(folder / "recipe.toml", write_recipe(recipe))
+            Logs.write_text(folder / RECIPE, write_recipe(recipe))
             stack.enter_context(_alone_in(folder))
         final, trials = tuned(recipe, trial)
         record = run(final, folder)

@@ -11,13 +11,11 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fixpoint.data import Dataset
-from fixpoint.training.checkpoint import Checkpoint
+from fixpoint.training.checkpoint import WEIGHTS, Checkpoint
 from fixpoint.training.prepare import prepare
 from fixpoint.training.recipe import Recipe
-from fixpoint.training.recipe_files import load_recipe
+from fixpoint.training.recipe_files import RECIPE, load_recipe
 from fixpoint.training.run import build
-
-RECIPE, WEIGHTS = "recipe.toml", "model.safetensors"
 
 
 class Trained(NamedTuple):

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from fixpoint.analysis.plots.style import COLOURS, add_legend, panel
+from fixpoint.analysis.plots.style import COLOURS, add_legend, cross_out, panel
 from fixpoint.solution import Result
 
 
@@ -34,15 +34,7 @@ def plot_updates(iterations: Tensor, result: Tensor, axes: Axes | None = None) -
     low, high = updates.min(1), updates.max(1)
     axes.fill_between(t, low, high, color=blue, alpha=0.2, linewidth=0, label="range")
     open_ = (result != Result.CONVERGED).any(1).numpy()
-    if open_.any():
-        axes.plot(
-            t[open_],
-            high[open_],
-            "x",
-            color=COLOURS["vermilion"],
-            markersize=4,
-            label="some window did not converge",
-        )
+    cross_out(axes, t[open_], high[open_], label="some window did not converge")
     axes.set(xlabel="time step $t$", ylabel="updates of a solve")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))

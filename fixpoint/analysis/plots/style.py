@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, FuncFormatter
+from numpy.typing import NDArray
 
 COLUMN = 3.3
 """Width of a column of a two-column paper, in inches."""
@@ -135,6 +136,12 @@ def log_y(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(
         FuncFormatter(lambda y, _: f"{y:g}" if f"{y:e}"[0] in some else "")
     )
+
+
+def cross_out(axes: Axes, x: NDArray[Any], y: NDArray[Any], *, label: str) -> None:
+    """Crosses at what is not as it should be, where there is any."""
+    if len(x):
+        axes.plot(x, y, "x", color=COLOURS["vermilion"], markersize=4, label=label)
 
 
 def add_title(axes: Axes, text: str) -> None:

@@ -13,6 +13,7 @@ from fixpoint.analysis.history import History, ParameterDrift
 from fixpoint.analysis.plots.style import (
     COLOURS,
     add_legend,
+    cross_out,
     figure_of,
     log_y,
     panel,
@@ -134,15 +135,7 @@ def plot_eta(
     t = np.arange(1, len(values) + 1)
     negative = values < 0
     axes.plot(t[~negative], values[~negative], "o", color=COLOURS["blue"], markersize=2.5)
-    if negative.any():
-        axes.plot(
-            t[negative],
-            values[negative],
-            "x",
-            color=COLOURS["vermilion"],
-            markersize=4,
-            label=r"$\eta_t < 0$",
-        )
+    cross_out(axes, t[negative], values[negative], label=r"$\eta_t < 0$")
     slope, intercept = least_squares_line(eta)[k].tolist()
     sign = "+" if slope >= 0 else "-"
     axes.plot(
