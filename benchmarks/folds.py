@@ -23,7 +23,7 @@ from torch import Tensor
 from fixpoint.data import Dataset, load_dataset
 from fixpoint.data.splits import take
 from fixpoint.training import Recipe, build, execute, load_recipe, prepare
-from fixpoint.training.recipe_files import parse_setting
+from fixpoint.training.recipe.toml import parse_setting
 
 
 def folds(subjects: Tensor, count: int) -> list[Tensor]:

@@ -18,7 +18,7 @@ from fixpoint import Result, SciPySolver, make_solver, solve
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from problems import PROBLEMS, Problem  # noqa: E402
+from support.problems import PROBLEMS, Problem  # noqa: E402
 
 OPTIONS = {"max_iter": 200, "rtol": 1e-10, "atol": 1e-10}
 OURS = {
@@ -94,7 +94,8 @@ def main() -> None:
     lines = [
         "# Every solver on every test problem",
         "",
-        "Made by `python benchmarks/problem_table.py` from the problems of `tests/problems.py`,",
+        "Made by `python benchmarks/problem_table.py` from the problems of",
+        "`tests/support/problems.py`,",
         "in float64 to rms(phi(z) - z) <= 1e-10 (1 + rms(phi(z))), at most 200 updates. A number",
         "is the evaluations of phi (+ Jacobian-vector products) for the whole batch of starts,",
         "where all were solved; else how many were, and how the worst ended. SciPy is given one",

@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import Tensor, nn
 
-from fixpoint.models.fused import fused_scan, plain_scan
-from fixpoint.models.gated import gated_scan, plain_gated_scan
+from fixpoint.models.ops.gated.autograd import gated_scan, gated_scan_reference
+from fixpoint.models.ops.leaky.autograd import fused_scan, scan_reference
 
 # B, T, d, n
 SHAPES = {
@@ -132,7 +132,7 @@ def ours_layer(
     h0 = torch.zeros(B, n)
 
     def forward(x: Tensor) -> Tensor:
-        scan = plain_scan if plain else fused_scan
+        scan = scan_reference if plain else fused_scan
         return scan(x, A, 1 - eta, eta, h0, activation="relu", W=W, bias=bias, **options)
 
     return forward, [W, A, bias, eta]
@@ -147,7 +147,7 @@ def gated_layer(T: int, B: int, d: int, n: int, products: int, *, plain: bool = 
     h0 = torch.zeros(B, n)
 
     def forward(x: Tensor) -> Tensor:
-        scan = plain_gated_scan if plain else gated_scan
+        scan = gated_scan_reference if plain else gated_scan
         return scan(x, V, p, q, h0, activation="tanh", W=W, bias=bias)
 
     return forward, [W, V, bias, p, q]

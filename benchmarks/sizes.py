@@ -6,9 +6,9 @@ python benchmarks/sizes.py
 from __future__ import annotations
 
 from fixpoint.models import parameter_count
+from fixpoint.paper.tables import SHAPES, TABLES
 from fixpoint.training import LAYERS, load_recipe, make_model
-from fixpoint.training.paper import SHAPES, TABLES
-from fixpoint.training.run import size_kb
+from fixpoint.training.experiment import size_kb
 
 
 def main() -> None:

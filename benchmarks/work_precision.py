@@ -21,7 +21,7 @@ from fixpoint.analysis import WorkPoint, plots, work_precision
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from problems import PROBLEMS, Problem  # noqa: E402
+from support.problems import PROBLEMS, Problem  # noqa: E402
 
 NAMES = ("picard", "barzilai-borwein", "anderson", "broyden", "newton", "newton-krylov")
 RTOLS = (1e-2, 1e-4, 1e-6, 1e-8, 1e-10)

@@ -12,7 +12,7 @@ from torch import nn
 from fixpoint import Anderson
 from fixpoint.analysis import spectral_radius
 from fixpoint.data import load_dataset
-from fixpoint.models import DEQ, VariationalDropout, contract
+from fixpoint.models import DEQ, VariationalDropout, bound_spectral_norm
 
 
 class Layer(nn.Module):
@@ -20,7 +20,7 @@ class Layer(nn.Module):
 
     def __init__(self, d: int, H: int) -> None:
         super().__init__()
-        self.W = contract(nn.Linear(H, H, bias=False), bound=0.95)
+        self.W = bound_spectral_norm(nn.Linear(H, H, bias=False), bound=0.95)
         self.U = nn.Linear(d, H)
         self.dropout = VariationalDropout(0.05)
 

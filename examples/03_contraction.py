@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from fixpoint.analysis import diagnose, plots, record_training
+from fixpoint.analysis import diagnose, plots
 from fixpoint.data import load_dataset, normalise
 from fixpoint.models import ERNN, LastStateClassifier
+from fixpoint.training import record_training
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=10)

@@ -10,10 +10,10 @@ import time
 import torch
 
 from fixpoint import Anderson, FixedPoint, Implicit, make_solver
-from fixpoint.analysis import record_training
 from fixpoint.data import load_dataset, normalise
-from fixpoint.models import ERNN, LastStateClassifier, SelfFeedbackCell
-from fixpoint.models.scan import scan
+from fixpoint.models import ERNN, LastStateClassifier, SelfFeedbackMap
+from fixpoint.models.rnn.scan import scan
+from fixpoint.training import record_training
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=5)
@@ -21,7 +21,7 @@ options = parser.parse_args()
 torch.manual_seed(0)
 data = normalise(load_dataset("har2-sample"))
 x_train, x_test = data.x_train[:, ::8], data.x_test[:, ::8]  # 16 of the 128 steps
-cell = SelfFeedbackCell(9, 32, bound=0.9)
+cell = SelfFeedbackMap(9, 32, bound=0.9)
 solver = Anderson(rtol=1e-3)
 layer = ERNN(9, 32, cell=cell, solver=solver, backward=Implicit(), batch_first=True)
 model = LastStateClassifier(layer, 32, len(data.classes))

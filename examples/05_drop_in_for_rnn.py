@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fixpoint import InexactNewton
-from fixpoint.analysis import record_training
-from fixpoint.data.toy_walks import toy_walks
+from fixpoint.data.sources.toy_walks import toy_walks
 from fixpoint.models import ERNN
+from fixpoint.training import record_training
 
 
 class Classifier(nn.Module):

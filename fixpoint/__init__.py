@@ -1,9 +1,9 @@
 """Fixed-point and implicit layers for PyTorch."""
 
-from fixpoint.alarm import ConvergenceWarning
 from fixpoint.backward import Implicit, Phantom, Unrolled
+from fixpoint.failure import ConvergenceWarning
 from fixpoint.fixed_point import FixedPoint, solve
-from fixpoint.regularisation import jac_reg
+from fixpoint.regularization import jac_reg
 from fixpoint.solution import RESULT_TEXT, ConvergenceError, Result, Solution, Trace
 from fixpoint.solvers import (
     SOLVERS,

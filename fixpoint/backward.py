@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fixpoint.alarm import Alarm, OnFailure
-from fixpoint.closure import stopped_at, track
+from fixpoint._validation import at_least
+from fixpoint.captured import stop_gradient_at, track
 from fixpoint.derivatives import Derivatives, batch_vjp_of_units, inside_transform
+from fixpoint.failure import NonConvergenceHandler, OnFailure
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Anderson, Broyden, InexactNewton, IterativeSolver, Picard, make_solver
 from fixpoint.solvers.base import MatrixMap
-from fixpoint.solvers.checks import at_least
 
 
 class Backward(nn.Module):
@@ -129,7 +129,7 @@ class Implicit(Backward):
     Exact only at an equilibrium: samples that are NONFINITE get no gradient, for others that
     failed it is as good as their z. z0 gets none, since z* does not depend on it. Second
     derivatives evaluate phi again, so a random phi must repeat itself; see
-    `fixpoint.models.held`.
+    `fixpoint.models.frozen`.
 
     Args:
         solver: solves the adjoint. None takes the forward solver with atol = 0, or Anderson at
@@ -166,7 +166,7 @@ class Implicit(Backward):
         super().__init__()
         self.solver = None if solver is None else make_solver(solver)
         self.reuse_factors = reuse_factors
-        self.alarm = Alarm("the adjoint solve", on_failure)
+        self.alarm = NonConvergenceHandler("the adjoint solve", on_failure)
         self.adjoint: Solution | None = None
         if self.solver is not None and not self.solver.has_tolerance:
             raise ValueError(
@@ -277,7 +277,7 @@ class _Equilibrium(torch.autograd.Function):
         z, *outer = ctx.saved_tensors
         fz = problem.phi(z)
         u = _adjoint(problem, fz, z, g)
-        with stopped_at([z, *outer]):
+        with stop_gradient_at([z, *outer]):
             return None, None, *_vjp(fz, outer, u)
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from fixpoint._tree import Map, Packing, Tree
-from fixpoint.alarm import Alarm, OnFailure
 from fixpoint.backward import Backward, Implicit
+from fixpoint.failure import NonConvergenceHandler, OnFailure
 from fixpoint.solution import Solution
 from fixpoint.solvers import Anderson, IterativeSolver, make_solver
 
@@ -85,7 +85,7 @@ class FixedPoint(nn.Module):
         self.solver = Anderson() if solver is None else make_solver(solver)
         self.backward = Implicit() if backward is None else backward
         self.backward.check(self.solver)
-        self.alarm = Alarm("the solve", on_failure)
+        self.alarm = NonConvergenceHandler("the solve", on_failure)
 
     def forward(
         self, phi: Map, z0: Tree, *, t: int | None = None, batched: bool = True

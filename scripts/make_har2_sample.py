@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fixpoint.data.har import ACTIVITIES, CHANNELS, read_har
+from fixpoint.data.sources.har import ACTIVITIES, CHANNELS, read_har
 
 TARGET = Path(__file__).parents[1] / "fixpoint" / "data" / "samples" / "har2_sample.npz"
 WINDOWS = 6  # of each subject and activity

@@ -18,7 +18,7 @@ SMALL = {
     "02_own_map_and_solver": ([], r"HeavyBall: \[\d+, \d+\] updates.*slope in the discount"),
     "03_contraction": (
         ["--epochs", "1", "--out", "{folder}/contraction.png"],
-        r"accuracy \d+\.\d %.*ERNN with JordanCell.*The condition .* holds at.*drawn in",
+        r"accuracy \d+\.\d %.*ERNN with JordanMap.*The condition .* holds at.*drawn in",
     ),
     "04_compare_solvers": (["--epochs", "1"], r"picard .* 100\.0 % solved.*newton .* solved"),
     "05_drop_in_for_rnn": (["--epochs", "1", "--walks", "100"], r"RNN: test.*ERNN: test accuracy"),

@@ -7,28 +7,27 @@ from fixpoint.analysis.contraction import (
     feasible_eta,
     infeasible_reason,
 )
-from fixpoint.analysis.diagnose import Diagnosis, describe, diagnose
-from fixpoint.analysis.equilibrium import EXPANDING_BAND, equilibrium, equilibrium_derivative
-from fixpoint.analysis.history import (
-    History,
-    ParameterDrift,
-    class_distance_ratio,
-    discrimination,
-    parameter_drift,
-    record_training,
-)
-from fixpoint.analysis.rate import ConvergenceRate, convergence_rate, iteration_profile
-from fixpoint.analysis.scalar import newton_steps, plain_steps, scalar_equilibrium
-from fixpoint.analysis.sequence import (
+from fixpoint.analysis.contraction_profile import (
     ContractionProfile,
     contraction_profile,
     equilibrium_gap,
     learned_eta,
     least_squares_line,
 )
+from fixpoint.analysis.convergence_rate import ConvergenceRate, convergence_rate, iteration_profile
+from fixpoint.analysis.diagnosis import Diagnosis, describe, diagnose
+from fixpoint.analysis.hidden_states import gradient_norms, hidden_states, jacobian_spectrum
+from fixpoint.analysis.scalar.iteration import newton_steps, plain_steps, scalar_equilibrium
+from fixpoint.analysis.scalar.tanh import EXPANDING_BAND, equilibrium, equilibrium_derivative
 from fixpoint.analysis.spectrum import eigenvalues, spectral_radius
-from fixpoint.analysis.states import gradient_norms, hidden_states, jacobian_spectrum
-from fixpoint.analysis.work import (
+from fixpoint.analysis.training_history import (
+    History,
+    ParameterDrift,
+    class_distance_ratio,
+    discrimination,
+    parameter_drift,
+)
+from fixpoint.analysis.work_precision import (
     GradientError,
     ResidualCurve,
     WorkPoint,
@@ -73,7 +72,6 @@ __all__ = [
     "newton_steps",
     "parameter_drift",
     "plain_steps",
-    "record_training",
     "residual_curves",
     "scalar_equilibrium",
     "spectral_radius",

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fixpoint._validation import at_least
 from fixpoint.derivatives import MatrixMap
 from fixpoint.fixed_point import solve
 from fixpoint.solvers import IterativeSolver
-from fixpoint.solvers.checks import at_least
 
 
 class Basins(NamedTuple):

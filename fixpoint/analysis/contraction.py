@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fixpoint.analysis.krylov import hessenberg, largest, unit
+from fixpoint._validation import at_least
+from fixpoint.analysis.arnoldi import hessenberg, largest, unit
 from fixpoint.derivatives import Derivatives, batch_jacobian
-from fixpoint.solvers.checks import at_least
 
 MatrixMap = Callable[[Tensor], Tensor]
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fixpoint._tree import Map, Packing, Tree
-from fixpoint.analysis.krylov import hessenberg, largest, unit
+from fixpoint._validation import at_least
+from fixpoint.analysis.arnoldi import hessenberg, largest, unit
 from fixpoint.derivatives import MatrixMap, batch_jacobian, batch_vjp_of_units
-from fixpoint.solvers.checks import at_least
 
 
 def spectral_radius(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from fixpoint.data.augmentation import check_vectors, random_rotations, rotate
+from fixpoint.data.bptt import stream_batches
+from fixpoint.data.custom import load
 from fixpoint.data.dataset import Dataset, Kind
-from fixpoint.data.own import load
-from fixpoint.data.prepare import drop_nonfinite, normalise
+from fixpoint.data.preprocessing import drop_nonfinite, normalise
 from fixpoint.data.registry import DATASETS, SOURCES, fingerprint, load_dataset
-from fixpoint.data.rotate import check_vectors, random_rotations, rotate
 from fixpoint.data.splits import validation_split
-from fixpoint.data.stream import stream_batches
 
 __all__ = [
     "DATASETS",

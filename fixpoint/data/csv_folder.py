@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fixpoint.data.text import numbers
+from fixpoint.data.numeric_table import numbers
 
 
 def read_folder(path: Path) -> dict[str, np.ndarray]:

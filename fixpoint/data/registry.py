@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from fixpoint.data import dsa, har, mnist, ptb, speech, yelp
+from fixpoint._messages import unknown_name
+from fixpoint.data.custom import load
 from fixpoint.data.dataset import Dataset
-from fixpoint.data.own import load
-from fixpoint.data.sample import har2_sample
-from fixpoint.data.source import Source
-from fixpoint.data.toy_walks import toy_walks
-from fixpoint.names import unknown_name
+from fixpoint.data.sources import dsa, har, mnist, ptb, speech, yelp
+from fixpoint.data.sources.sample import har2_sample
+from fixpoint.data.sources.source import Source
+from fixpoint.data.sources.toy_walks import toy_walks
 
 DATASETS: dict[str, Callable[[], Dataset]] = {
     "har2-sample": har2_sample,

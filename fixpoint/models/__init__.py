@@ -1,32 +1,34 @@
 """Models built on fixed points, and what keeps their maps well-behaved."""
 
-from fixpoint.models.cells import (
+from typing import Any
+
+from fixpoint.models.deq.deq import DEQ
+from fixpoint.models.deq.freezing import frozen
+from fixpoint.models.deq.spectral_norm import bound_spectral_norm
+from fixpoint.models.deq.variational_dropout import VariationalDropout
+from fixpoint.models.heads.classifier import LastStateClassifier, model_size_kb, parameter_count
+from fixpoint.models.heads.language_model import LanguageModel
+from fixpoint.models.heads.recurrent_dropout import RecurrentDropout
+from fixpoint.models.maps import (
     ACTIVATIONS,
     CELLS,
-    Cell,
-    IdentityFeedbackCell,
-    JordanCell,
-    LinearCell,
-    SelfFeedbackCell,
+    EquilibriumMap,
+    IdentityFeedbackMap,
+    JordanMap,
+    LinearMap,
+    SelfFeedbackMap,
 )
-from fixpoint.models.classifier import LastStateClassifier, model_size_kb, parameter_count
-from fixpoint.models.deq import DEQ
-from fixpoint.models.dropout import VariationalDropout
-from fixpoint.models.ernn import ERNN, ERNNCell
-from fixpoint.models.eurnn import EURNN, EURNNCell
-from fixpoint.models.fastgrnn import FastGRNN, FastGRNNCell
-from fixpoint.models.fastrnn import FastRNN, FastRNNCell
-from fixpoint.models.fused import fused_scan, plain_scan
-from fixpoint.models.gated import gated_scan, plain_gated_scan
-from fixpoint.models.holding import held
-from fixpoint.models.language_model import LanguageModel
-from fixpoint.models.norm_bound import contract
-from fixpoint.models.recurrent import Recurrent
-from fixpoint.models.recurrent_cell import RecurrentCell
-from fixpoint.models.recurrent_dropout import RecurrentDropout
-from fixpoint.models.scan import Trajectory, check_pair, scan
-from fixpoint.models.spectral import SpectralRNN, SpectralRNNCell
-from fixpoint.models.ugrnn import UGRNN, UGRNNCell
+from fixpoint.models.ops.gated.autograd import gated_scan, gated_scan_reference
+from fixpoint.models.ops.leaky.autograd import fused_scan, scan_reference
+from fixpoint.models.rnn.base_cell import RecurrentCell
+from fixpoint.models.rnn.base_layer import Recurrent
+from fixpoint.models.rnn.ernn import ERNN, ERNNCell
+from fixpoint.models.rnn.eurnn import EURNN, EURNNCell
+from fixpoint.models.rnn.fastgrnn import FastGRNN, FastGRNNCell
+from fixpoint.models.rnn.fastrnn import FastRNN, FastRNNCell
+from fixpoint.models.rnn.scan import Trajectory, check_pair, scan
+from fixpoint.models.rnn.spectral import SpectralRNN, SpectralRNNCell
+from fixpoint.models.rnn.ugrnn import UGRNN, UGRNNCell
 
 __all__ = [
     "ACTIVATIONS",
@@ -35,35 +37,54 @@ __all__ = [
     "ERNN",
     "EURNN",
     "UGRNN",
-    "Cell",
     "ERNNCell",
     "EURNNCell",
+    "EquilibriumMap",
     "FastGRNN",
     "FastGRNNCell",
     "FastRNN",
     "FastRNNCell",
-    "IdentityFeedbackCell",
-    "JordanCell",
+    "IdentityFeedbackMap",
+    "JordanMap",
     "LanguageModel",
     "LastStateClassifier",
-    "LinearCell",
+    "LinearMap",
     "Recurrent",
     "RecurrentCell",
     "RecurrentDropout",
-    "SelfFeedbackCell",
+    "SelfFeedbackMap",
     "SpectralRNN",
     "SpectralRNNCell",
     "Trajectory",
     "UGRNNCell",
     "VariationalDropout",
+    "bound_spectral_norm",
     "check_pair",
-    "contract",
+    "frozen",
     "fused_scan",
     "gated_scan",
-    "held",
+    "gated_scan_reference",
     "model_size_kb",
     "parameter_count",
-    "plain_gated_scan",
-    "plain_scan",
     "scan",
+    "scan_reference",
 ]
+
+_RENAMED = {
+    "Cell": "EquilibriumMap",
+    "IdentityFeedbackCell": "IdentityFeedbackMap",
+    "JordanCell": "JordanMap",
+    "LinearCell": "LinearMap",
+    "SelfFeedbackCell": "SelfFeedbackMap",
+    "contract": "bound_spectral_norm",
+    "held": "frozen",
+    "plain_gated_scan": "gated_scan_reference",
+    "plain_scan": "scan_reference",
+}
+"""Former names, which can still be imported; see CHANGELOG."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        return globals()[_RENAMED[name]]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

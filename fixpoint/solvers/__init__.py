@@ -6,7 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fixpoint.names import unknown_name
+from fixpoint._messages import unknown_name
+from fixpoint.solvers.adapters.scipy_adapter import SciPySolver
+from fixpoint.solvers.adapters.torchdeq_adapter import TorchDEQSolver, register_torchdeq
 from fixpoint.solvers.anderson import Anderson
 from fixpoint.solvers.barzilai_borwein import BarzilaiBorwein
 from fixpoint.solvers.base import IterativeSolver
@@ -14,8 +16,6 @@ from fixpoint.solvers.broyden import Broyden
 from fixpoint.solvers.inexact_newton import InexactNewton
 from fixpoint.solvers.newton import Newton
 from fixpoint.solvers.picard import Picard
-from fixpoint.solvers.scipy import SciPySolver
-from fixpoint.solvers.torchdeq import TorchDEQSolver, register_torchdeq
 
 SOLVERS: dict[str, Callable[..., IterativeSolver]] = {
     "picard": Picard,

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fixpoint._validation import at_least, non_negative, positive
 from fixpoint.solvers.base import IterativeSolver
-from fixpoint.solvers.checks import at_least, non_negative, positive
 
 
 class AndersonState(NamedTuple):
@@ -70,17 +70,20 @@ class Anderson(IterativeSolver):
     ) -> tuple[Tensor, AndersonState]:
         g = fz - z
         if state is None:
-            return self._mixed(fz, g), AndersonState(fz, g)
+            return self._damp(fz, g), AndersonState(fz, g)
         place = (k - 1) % min(self.memory, max(z.shape[1], 1))  # that of the oldest
-        df, dg = _put(state.df, place, fz - state.fz), _put(state.dg, place, g - state.g)
+        df, dg = (
+            _replace_at(state.df, place, fz - state.fz),
+            _replace_at(state.dg, place, g - state.g),
+        )
         gram = _put_products(state.gram, place, _products(dg[place], dg))
         gamma = self._weights(gram, _products(g, dg)).to(z.dtype)
-        new = _less(fz, gamma, df)
+        new = _subtract_weighted(fz, gamma, df)
         if self.beta != 1:
-            new = self._mixed(new, _less(g, gamma, dg))
+            new = self._damp(new, _subtract_weighted(g, gamma, dg))
         return new, AndersonState(fz, g, df, dg, gram)
 
-    def _mixed(self, new: Tensor, g: Tensor) -> Tensor:
+    def _damp(self, new: Tensor, g: Tensor) -> Tensor:
         """z + beta g - (dZ + beta dG) gamma, with dZ = dF - dG, from its value at beta = 1."""
         return new if self.beta == 1 else new - (1 - self.beta) * g
 
@@ -122,7 +125,7 @@ def _products(a: Tensor, others: tuple[Tensor, ...]) -> Tensor:
     return torch.stack([torch.linalg.vecdot(a, b) for b in others], 1)
 
 
-def _put(parts: tuple[Tensor, ...], place: int, new: Tensor) -> tuple[Tensor, ...]:
+def _replace_at(parts: tuple[Tensor, ...], place: int, new: Tensor) -> tuple[Tensor, ...]:
     """The parts with the new one at its place, or at the end."""
     return (*parts[:place], new, *parts[place + 1 :])
 
@@ -140,7 +143,7 @@ def _put_products(gram: Tensor | None, place: int, row: Tensor) -> Tensor:
     return gram
 
 
-def _less(a: Tensor, gamma: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+def _subtract_weighted(a: Tensor, gamma: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
     """a minus the sum of the parts, (B, D) each, weighted by the columns of gamma, (B, m)."""
     for weight, part in zip(gamma.split(1, dim=1), parts, strict=True):
         a = torch.addcmul(a, weight, part, value=-1)

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fixpoint._validation import positive
 from fixpoint.solvers.base import IterativeSolver, at_least_float32, dot
-from fixpoint.solvers.checks import positive
 
 
 class BarzilaiBorweinState(NamedTuple):

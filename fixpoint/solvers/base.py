@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fixpoint._messages import unknown_name
+from fixpoint._validation import at_least, non_negative
 from fixpoint.derivatives import Derivatives
-from fixpoint.names import unknown_name
 from fixpoint.solution import Result, Solution
-from fixpoint.solvers.checks import at_least, non_negative
-from fixpoint.solvers.watch import Watch
+from fixpoint.solvers.monitor import ConvergenceMonitor
 
 MatrixMap = Callable[[Tensor], Tensor]
 """phi as a map of (B, D) matrices."""
@@ -74,7 +74,7 @@ class IterativeSolver(nn.Module):
 
     needs_derivatives = False
     """Whether `update` takes `derivatives=`, a `Derivatives` of phi."""
-    rejects_steps = False
+    backtracks = False
     """Whether `update` takes back a step to where phi is not finite."""
 
     unrollable = True
@@ -86,7 +86,7 @@ class IterativeSolver(nn.Module):
         return self.rtol > 0 or self.atol > 0
 
     @property
-    def looks_each_update(self) -> bool:
+    def may_sync(self) -> bool:
         """Whether the host reads after every update how the samples stand.
 
         Where it does, `update` may read numbers too, and leave out what no sample needs.
@@ -164,7 +164,7 @@ def iterate(
     """THE loop; see `IterativeSolver.run`."""
     given = {"derivatives": derivatives} if solver.needs_derivatives else {}
     tracking = torch.is_grad_enabled()
-    watch = Watch(solver, z) if solver.has_tolerance or solver.record else None
+    watch = ConvergenceMonitor(solver, z) if solver.has_tolerance or solver.record else None
     state: Any = None
     with torch.set_grad_enabled(tracking and track_from <= 0):
         for k in range(solver.max_iter + 1):

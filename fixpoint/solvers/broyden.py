@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fixpoint._validation import at_least
 from fixpoint.solvers.base import IterativeSolver, at_least_float32, dot
-from fixpoint.solvers.checks import at_least
-from fixpoint.solvers.line_search import Trial, judge
+from fixpoint.solvers.line_search import LineSearchState, judge
 
 LEAST_PIVOT = 0.1
 """Least |s . q| / |s|^2 of an update, which keeps the approximate Jacobian regular."""
@@ -18,9 +18,9 @@ LEAST_PIVOT = 0.1
 class BroydenState(NamedTuple):
     """The step being tried, the factors (u_j, s_j) of H, (B, D) each, and -H g, (B, D)."""
 
-    trial: Trial
+    trial: LineSearchState
     factors: tuple[tuple[Tensor, Tensor], ...]
-    uncut: Tensor
+    full_direction: Tensor
 
     def transpose_solve(self, g: Tensor) -> Tensor:
         """-H^T g, an estimate of the adjoint (I - J^T)^-1 g, (B, D)."""
@@ -63,7 +63,7 @@ class Broyden(IterativeSolver):
         1.4142
     """
 
-    rejects_steps = True
+    backtracks = True
 
     def __init__(self, *, memory: int = 20, growth: float = 10.0, **options: Any) -> None:
         super().__init__(**options)
@@ -75,30 +75,34 @@ class Broyden(IterativeSolver):
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: BroydenState | None
     ) -> tuple[Tensor, BroydenState]:
-        look = self.looks_each_update
+        look = self.may_sync
         if state is None:
             new = judge(None, z, fz, look=look)
-            return fz, BroydenState(Trial(z, new.g, new.merit, new.g, new.length), (), new.g)
+            return fz, BroydenState(
+                LineSearchState(z, new.g, new.merit, new.g, new.length), (), new.g
+            )
         last, factors, last_uncut = state
         most = (1 + self.growth / k) ** 2 * last.merit
         accepted, all_accepted, z, g, merit, length = judge(last, z, fz, look=look, most=most)
         if len(factors) == self.memory:
-            direction, uncut, factors = g, g, ()
+            direction, full_direction, factors = g, g, ()
         else:
             p = _apply(factors, g)
             taken = last.length if all_accepted else torch.where(accepted, last.length, 0.0)
             s = taken * last.direction
             factors = (*factors, (_factor(s, last_uncut - p, look=look), s))
-            uncut = _apply(factors[-1:], p)
-            direction = _cut(uncut, merit, eps=torch.finfo(z.dtype).eps, look=look)
+            full_direction = _apply(factors[-1:], p)
+            direction = _clip_direction(
+                full_direction, merit, eps=torch.finfo(z.dtype).eps, look=look
+            )
             if not all_accepted:
                 # Exact where the weight is 0 or 1, and faster than `where`.
                 weight = accepted.to(g.dtype)
-                uncut = torch.lerp(last_uncut, uncut, weight)
+                full_direction = torch.lerp(last_uncut, full_direction, weight)
                 direction = torch.lerp(last.direction, direction, weight)
-        trial = Trial(z, g, merit, direction, length)
+        trial = LineSearchState(z, g, merit, direction, length)
         moved = torch.addcmul(z, length, direction).to(z.dtype)
-        return moved, BroydenState(trial, factors, uncut)
+        return moved, BroydenState(trial, factors, full_direction)
 
     def extra_repr(self) -> str:
         return f"memory={self.memory}, growth={self.growth:g}, {super().extra_repr()}"
@@ -129,7 +133,7 @@ def _factor(s: Tensor, q: Tensor, *, look: bool) -> Tensor:
     return torch.where(moved, weight, 0.0) * (s - q)
 
 
-def _cut(direction: Tensor, merit: Tensor, *, eps: float, look: bool) -> Tensor:
+def _clip_direction(direction: Tensor, merit: Tensor, *, eps: float, look: bool) -> Tensor:
     """The direction, cut to |g| / sqrt(eps) where it is longer; merit is |g|^2, eps that of z.
 
     Where phi has no fixed point, z + 1 say, secant steps would grow until phi(z) - z is lost in

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fixpoint._validation import at_least
 from fixpoint.solvers.base import IterativeSolver
-from fixpoint.solvers.checks import at_least
 
 
 class InexactNewton(IterativeSolver):

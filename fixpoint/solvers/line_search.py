@@ -13,7 +13,7 @@ LEAST_LENGTH = 1e-8
 """A step shorter than this share of the direction is given up."""
 
 
-class Trial(NamedTuple):
+class LineSearchState(NamedTuple):
     """The step z + length * direction that a sample is trying.
 
     z, g: the state that it starts from and phi(z) - z there, (B, D). All but z is in at least
@@ -29,7 +29,7 @@ class Trial(NamedTuple):
     length: Tensor
 
 
-class Judged(NamedTuple):
+class LineSearchResult(NamedTuple):
     """Where each sample stands after a trial: at its end if accepted, else where it started."""
 
     accepted: Tensor  # (B, 1)
@@ -41,8 +41,8 @@ class Judged(NamedTuple):
 
 
 def judge(
-    trial: Trial | None, z: Tensor, fz: Tensor, *, look: bool, most: Tensor | None = None
-) -> Judged:
+    trial: LineSearchState | None, z: Tensor, fz: Tensor, *, look: bool, most: Tensor | None = None
+) -> LineSearchResult:
     """Accept the trial that ended in z, with fz = phi(z), or shorten it.
 
     It is accepted where |g(z)|^2 <= `most`, (B, 1), by default (1 - 2e-4 length) |g|^2 of its
@@ -55,14 +55,14 @@ def judge(
     merit = dot(g, g)
     if trial is None:
         accepted = torch.ones_like(merit, dtype=torch.bool)
-        return Judged(accepted, True, z, g, merit, torch.ones_like(merit))
+        return LineSearchResult(accepted, True, z, g, merit, torch.ones_like(merit))
     if most is None:
         most = (1 - 2e-4 * trial.length) * trial.merit
     with torch.no_grad():
         # False where merit is NaN, and for good once a sample has given up.
         accepted = (merit <= most) & (trial.length > 0)
         if look and bool(accepted.all()):
-            return Judged(accepted, True, z, g, merit, torch.ones_like(merit))
+            return LineSearchResult(accepted, True, z, g, merit, torch.ones_like(merit))
         last = trial.length
         parabola = trial.merit * last**2 / (merit - trial.merit + 2 * trial.merit * last)
         shorter = parabola.nan_to_num(0.0).clamp(min=0.1 * last, max=0.5 * last)
@@ -70,4 +70,4 @@ def judge(
         length = torch.where(accepted, 1.0, shorter)
     z, g = torch.where(accepted, z, trial.z), torch.where(accepted, g, trial.g)
     # Not chosen from both merits: the zero gradient of one that is not finite would be NaN.
-    return Judged(accepted, False, z, g, dot(g, g), length)
+    return LineSearchResult(accepted, False, z, g, dot(g, g), length)

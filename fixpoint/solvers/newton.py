@@ -7,17 +7,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fixpoint._validation import at_least
 from fixpoint.derivatives import Derivatives
 from fixpoint.solvers.base import IterativeSolver
-from fixpoint.solvers.checks import at_least
 from fixpoint.solvers.gmres import gmres
-from fixpoint.solvers.line_search import Trial, judge
+from fixpoint.solvers.line_search import LineSearchState, judge
 
 
 class NewtonState(NamedTuple):
     """The step being tried, and the forcing term of its linear solve, (B,)."""
 
-    trial: Trial
+    trial: LineSearchState
     forcing: Tensor
 
 
@@ -54,7 +54,7 @@ class Newton(IterativeSolver):
     """
 
     needs_derivatives = True
-    rejects_steps = True
+    backtracks = True
 
     def __init__(
         self, *, linear: Literal["direct", "gmres"] = "direct", memory: int = 30, **options: Any
@@ -77,7 +77,7 @@ class Newton(IterativeSolver):
         derivatives: Derivatives,
     ) -> tuple[Tensor, NewtonState]:
         trial = None if state is None else state.trial
-        judged = judge(trial, z, fz, look=self.looks_each_update)
+        judged = judge(trial, z, fz, look=self.may_sync)
         accepted, all_accepted, z, g, merit, length = judged
         forcing = _forcing(state, accepted, merit)
         if self.linear == "direct":
@@ -87,7 +87,7 @@ class Newton(IterativeSolver):
         if trial is not None and not all_accepted:
             direction = torch.where(accepted, direction, trial.direction)
         new = (z + length * direction).to(z.dtype)
-        return new, NewtonState(Trial(z, g, merit, direction, length), forcing)
+        return new, NewtonState(LineSearchState(z, g, merit, direction, length), forcing)
 
     def _krylov(self, derivatives: Derivatives, z: Tensor, g: Tensor, rtol: Tensor) -> Tensor:
         solution = gmres(

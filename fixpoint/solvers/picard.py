@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fixpoint._validation import positive
 from fixpoint.solvers.base import IterativeSolver
-from fixpoint.solvers.checks import positive
 
 
 class Picard(IterativeSolver):

@@ -1,14 +1,15 @@
 """Training, and comparing what was trained."""
 
-from fixpoint.training.factory import LAYERS, make_model
-from fixpoint.training.fit import Epoch, fit
-from fixpoint.training.grid import make_grid
-from fixpoint.training.prepare import prepare
-from fixpoint.training.recipe import Recipe
-from fixpoint.training.recipe_files import load_recipe, read_recipe, write_recipe
-from fixpoint.training.run import build, execute
-from fixpoint.training.tasks import evaluate, make_task
-from fixpoint.training.trained import Trained, load_trained
+from fixpoint.training.commands.grid import make_grid
+from fixpoint.training.engine.fit import Epoch, fit
+from fixpoint.training.engine.model_factory import LAYERS, make_model
+from fixpoint.training.engine.run_data import prepare
+from fixpoint.training.engine.tasks import evaluate, make_task
+from fixpoint.training.experiment import build, execute
+from fixpoint.training.history import record_training
+from fixpoint.training.loading import Trained, load_trained
+from fixpoint.training.recipe.schema import Recipe
+from fixpoint.training.recipe.toml import load_recipe, read_recipe, write_recipe
 
 __all__ = [
     "LAYERS",
@@ -26,5 +27,6 @@ __all__ = [
     "make_task",
     "prepare",
     "read_recipe",
+    "record_training",
     "write_recipe",
 ]

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from fixpoint import Result
-from fixpoint.analysis import ContractionProfile, diagnose, plots, record_training
+from fixpoint.analysis import ContractionProfile, diagnose, plots
 from fixpoint.analysis.plots import style
 from fixpoint.models import ERNN
 from fixpoint.solvers import SOLVERS
+from fixpoint.training.history import record_training
 
 
 def profile(K, *, infeasible=(), eta=0.1):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from making import D, N, T, make
+from support.factories import D, N, T, make
 
 from fixpoint.data import Dataset, drop_nonfinite, normalise
 

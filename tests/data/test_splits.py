@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from making import N, make
+from support.factories import N, make
 
 from fixpoint.data import Dataset, load_dataset, stream_batches, validation_split
 from fixpoint.data.splits import held_out

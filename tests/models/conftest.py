@@ -1,19 +1,19 @@
 import pytest
 import torch
 
-from fixpoint.models import IdentityFeedbackCell, JordanCell, LinearCell, SelfFeedbackCell
+from fixpoint.models import IdentityFeedbackMap, JordanMap, LinearMap, SelfFeedbackMap
 
 CELLS = {
-    "jordan": ("jordan", lambda d, n, **o: JordanCell(d, n, **o)),
-    "jordan rank 2": ("jordan", lambda d, n, **o: JordanCell(d, n, rank=2, **o)),
-    "self-feedback": ("self-feedback", lambda d, n, **o: SelfFeedbackCell(d, n, **o)),
-    "bounded": ("self-feedback", lambda d, n, **o: SelfFeedbackCell(d, n, bound=0.5, **o)),
-    "identity-feedback": ("identity-feedback", lambda d, n, **o: IdentityFeedbackCell(d, n, **o)),
-    "linear": ("linear", lambda d, n, **o: LinearCell(d, n, **o)),
-    "linear exact": ("linear exact", lambda d, n, **o: LinearCell(d, n, inverse="exact", **o)),
+    "jordan": ("jordan", lambda d, n, **o: JordanMap(d, n, **o)),
+    "jordan rank 2": ("jordan", lambda d, n, **o: JordanMap(d, n, rank=2, **o)),
+    "self-feedback": ("self-feedback", lambda d, n, **o: SelfFeedbackMap(d, n, **o)),
+    "bounded": ("self-feedback", lambda d, n, **o: SelfFeedbackMap(d, n, bound=0.5, **o)),
+    "identity-feedback": ("identity-feedback", lambda d, n, **o: IdentityFeedbackMap(d, n, **o)),
+    "linear": ("linear", lambda d, n, **o: LinearMap(d, n, **o)),
+    "linear exact": ("linear exact", lambda d, n, **o: LinearMap(d, n, inverse="exact", **o)),
     "linear neumann": (
         "linear neumann",
-        lambda d, n, **o: LinearCell(d, n, inverse="neumann", **o),
+        lambda d, n, **o: LinearMap(d, n, inverse="neumann", **o),
     ),
 }
 """Every cell by a name: its name in the NumPy reference, and how to make it."""

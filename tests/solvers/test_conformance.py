@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
-from problems import PROBLEMS, PROBLEMS_BY_NAME, SINGULAR
+from support.problems import PROBLEMS, PROBLEMS_BY_NAME, SINGULAR
 
 from fixpoint import ConvergenceError, Result, solve
 
@@ -230,7 +230,7 @@ def test_check_every_changes_the_synchronisations_only(build, tanh_layer, sync_c
         assert torch.equal(rare.residual, every.residual)
         # One look at the start, then one for each n updates begun.
         looks = 1 + math.ceil(updates / n)
-        if n == 1 and build().rejects_steps:
+        if n == 1 and build().backtracks:
             assert sync_count.count >= looks
         else:
             assert sync_count.count == looks

@@ -23,7 +23,6 @@ from fixpoint.analysis.plots.solvers import (
     plot_trajectories,
     plot_work_precision,
 )
-from fixpoint.analysis.plots.solves import plot_updates
 from fixpoint.analysis.plots.style import (
     COLOURS,
     METHODS,
@@ -36,7 +35,7 @@ from fixpoint.analysis.plots.style import (
     save,
     style_of,
 )
-from fixpoint.analysis.plots.training import (
+from fixpoint.analysis.plots.trained_models import (
     eta_figure,
     plot_discrimination,
     plot_drift,
@@ -45,6 +44,7 @@ from fixpoint.analysis.plots.training import (
     plot_jacobian_spectrum,
     plot_loss,
 )
+from fixpoint.analysis.plots.trajectory import plot_updates
 
 __all__ = [
     "COLOURS",

@@ -10,7 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fixpoint.analysis.diagnose import Diagnosis
+from fixpoint.analysis.contraction_profile import ContractionProfile
+from fixpoint.analysis.convergence_rate import ConvergenceRate
+from fixpoint.analysis.diagnosis import Diagnosis
 from fixpoint.analysis.plots.style import (
     COLOURS,
     add_legend,
@@ -20,8 +22,6 @@ from fixpoint.analysis.plots.style import (
     panel,
     panels,
 )
-from fixpoint.analysis.rate import ConvergenceRate
-from fixpoint.analysis.sequence import ContractionProfile
 
 BEFORE, AFTER, INTERVAL = COLOURS["grey"], COLOURS["blue"], COLOURS["orange"]
 NORM = r"$\|I + \eta f'(h)\|_2$"

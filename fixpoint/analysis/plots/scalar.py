@@ -7,9 +7,9 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from fixpoint.analysis.equilibrium import EXPANDING_BAND, equilibrium, equilibrium_derivative
 from fixpoint.analysis.plots.style import COLOURS, add_legend, panel, style_of
-from fixpoint.analysis.scalar import newton_steps, plain_steps
+from fixpoint.analysis.scalar.iteration import newton_steps, plain_steps
+from fixpoint.analysis.scalar.tanh import EXPANDING_BAND, equilibrium, equilibrium_derivative
 
 
 def plot_equilibrium(axes: Axes | None = None, *, reach: float = 1.0) -> Axes:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fixpoint.analysis.basins import Basins
 from fixpoint.analysis.plots.style import COLOURS, add_legend, panel, style_of
-from fixpoint.analysis.work import GradientError, ResidualCurve, WorkPoint
+from fixpoint.analysis.work_precision import GradientError, ResidualCurve, WorkPoint
 
 
 def plot_residual_curves(curves: Mapping[str, ResidualCurve], axes: Axes | None = None) -> Axes:

@@ -1,0 +1,1 @@
+"""Equilibria of scalar maps, Phi(alpha) among them."""

@@ -1,0 +1,1 @@
+"""Official archives: downloads, and the files inside."""

@@ -1,0 +1,78 @@
+"""A bound on the 2-norm of a weight, so that a map built on it contracts."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from fixpoint._validation import positive
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def bound_spectral_norm(module: Module, name: str = "weight", *, bound: float = 0.95) -> Module:
+    """Keep ||W||_2 of a weight at `bound`, through training; returns the module.
+
+    The weight becomes bound * W / ||W||_2, a parametrization of torch.nn.utils.parametrize. With
+    a bound below 1 and an activation of slope at most 1, z -> sigma(W z + x) is a contraction: it
+    has exactly one fixed point. `jac_reg` is the milder way, a penalty instead of a bound.
+
+    ||W||_2 is exact, by singular values, so the bound holds after any training step, and W does
+    not change from one read to the next. `torch.nn.utils.parametrizations.spectral_norm` does
+    neither: its running estimate is too small while singular values cross in training, by up to
+    a fifth. A read costs 0.3 ms for 80 x 80 and 60 ms for 512 x 512 on one core, so read W once a
+    solve, or solve `with frozen(...)`, as `DEQ` does. For much larger weights take torch's, with
+    a bound that leaves it room.
+
+    For a convolution the bound is on W as an (out, in * kernel) matrix; the norm of the
+    convolution itself may be larger, by at most the square root of the kernel's size.
+
+    Args:
+        module: owner of the weight.
+        name: name of the weight, a parameter of at least two axes.
+        bound: 2-norm to keep.
+
+    Raises:
+        ValueError: the bound is not positive, or the weight is not there, has fewer than two
+            axes, or is zero.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import bound_spectral_norm
+        >>> linear = bound_spectral_norm(torch.nn.Linear(4, 4), bound=0.9)
+        >>> round(torch.linalg.matrix_norm(linear.weight, 2).item(), 4)
+        0.9
+    """
+    positive(bound=bound)
+    weight = getattr(module, name, None)
+    if not isinstance(weight, Tensor):
+        known = ", ".join(key for key, _ in module.named_parameters(recurse=False)) or "none"
+        raise ValueError(f"{type(module).__name__} has no weight {name!r}; it has {known}")
+    if weight.dim() < 2:
+        raise ValueError(f"{name} must have at least two axes; its shape is {tuple(weight.shape)}")
+    if not weight.any():
+        raise ValueError(f"{name} is zero, so no factor gives it the norm {bound}: initialise it")
+    parametrize.register_parametrization(module, name, _NormBound(bound))
+    return module
+
+
+class _NormBound(nn.Module):
+    """The parametrization W -> bound * W / ||W||_2."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+
+    def forward(self, W: Tensor) -> Tensor:
+        matrix = W.flatten(1).to(torch.promote_types(W.dtype, torch.float32))
+        return W * (self.bound / torch.linalg.matrix_norm(matrix, 2)).to(W.dtype)
+
+    def right_inverse(self, W: Tensor) -> Tensor:
+        """What to store when W is assigned."""
+        return W
+
+    def extra_repr(self) -> str:
+        return f"bound={self.bound:g}"

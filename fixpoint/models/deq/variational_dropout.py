@@ -1,0 +1,70 @@
+"""Dropout for a map that is evaluated many times and must stay one map."""
+
+from __future__ import annotations
+
+import torch
+from torch import Size, Tensor, nn
+
+Masks = dict[tuple[nn.Module, Size], Tensor]
+"""Masks of one solve: one for each dropout and shape of input."""
+
+
+class VariationalDropout(nn.Module):
+    """Dropout with one mask a solve: z -> z * m / (1 - p), m ~ Bernoulli(1 - p) for each number.
+
+    `torch.nn.Dropout` draws a new mask at each evaluation, so the map of which a solver seeks
+    the fixed point changes at every iteration and has none. Here the map made by `frozen` owns
+    the mask: it is drawn at the map's first evaluation and stays through the solve and its
+    backward pass, however late that is; the next `frozen`, which `DEQ` makes at each call, draws
+    anew. Outside of `frozen` it refuses to run in training mode, and is the identity in evaluation
+    mode.
+
+    The mask has the shape and device of the input, (B, ...), so each sample has its own; nothing
+    is kept in the module.
+
+    Args:
+        p: probability that a number is dropped, 0 <= p < 1.
+
+    Raises:
+        ValueError: p is out of range.
+        RuntimeError: called in training mode outside of `frozen`.
+
+    Source: Gal and Ghahramani (2016), A theoretically grounded application of dropout in
+        recurrent neural networks (one mask for all steps).
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import VariationalDropout, frozen
+        >>> dropout, ones = VariationalDropout(0.5), torch.ones(2, 8)
+        >>> with frozen(dropout) as phi:
+        ...     torch.equal(phi(ones), phi(ones))
+        True
+    """
+
+    masks: Masks | None = None
+    """Those of the held map that is being evaluated; None at all other times."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"p must be at least 0 and below 1; got {p}")
+        self.p = p
+
+    def forward(self, z: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return z
+        if self.masks is None:
+            raise RuntimeError(
+                "VariationalDropout was called in training mode outside of a held map, so its mask "
+                "would change at every evaluation: solve `with frozen(model) as phi`, or use DEQ; "
+                "outside of a fixed point use torch.nn.Dropout"
+            )
+        key = (self, z.shape)
+        if key not in self.masks:
+            with torch.no_grad():
+                keep = torch.empty_like(z, requires_grad=False).bernoulli_(1 - self.p)
+                self.masks[key] = keep / (1 - self.p)
+        return z * self.masks[key].to(z.dtype)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p:g}"

@@ -1,0 +1,62 @@
+"""A linear classifier on the last hidden state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fixpoint.models.rnn.base_layer import Recurrent
+
+
+class LastStateClassifier(nn.Module):
+    """logits = C h_T + c for a recurrent layer built with `batch_first=True`.
+
+    Args:
+        layer: recurrent layer called as `output, h_n = layer(x)`.
+        hidden_size: units n of its state.
+        classes: number of classes.
+        vocabulary: number of words where x holds words; they are embedded in as many features as
+            the layer has inputs, here `hidden_size`.
+    """
+
+    def __init__(
+        self, layer: nn.Module, hidden_size: int, classes: int, *, vocabulary: int | None = None
+    ) -> None:
+        super().__init__()
+        self.layer: Any = layer
+        self.head = nn.Linear(hidden_size, classes)
+        self.embedding = None if vocabulary is None else nn.Embedding(vocabulary, hidden_size)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the layer gets, (B, T, d)."""
+        return x if self.embedding is None else self.embedding(x)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Logits, (B, classes), of x, (B, T, d), or words (B, T).
+
+        With `lengths`, (B,), the last state is that after so many time steps, at least one.
+        """
+        if lengths is None and isinstance(self.layer, Recurrent):
+            return self.logits(self.layer.last_output(self.features(x)))
+        output, _ = self.layer(self.features(x))
+        if lengths is None:
+            return self.logits(output[:, -1])
+        rows = torch.arange(len(output), device=output.device)
+        return self.logits(output[rows, lengths.clamp_min(1) - 1])
+
+    def logits(self, output: Tensor) -> Tensor:
+        """Logits (..., classes) of outputs of the layer, (..., n)."""
+        return self.head(output)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """How many numbers the model's parameters hold."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def model_size_kb(model: nn.Module) -> float:
+    """Size of the parameters in float32, in KB of 1024 bytes; word embeddings are not counted."""
+    embedded = sum(parameter_count(m) for m in model.modules() if isinstance(m, nn.Embedding))
+    return 4 * (parameter_count(model) - embedded) / 1024

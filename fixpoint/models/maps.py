@@ -1,0 +1,290 @@
+"""The maps phi(h, h_prev, x) whose equilibrium is the hidden state h_t of an ERNN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fixpoint._messages import unknown_name
+from fixpoint._validation import at_least
+from fixpoint.models.deq.spectral_norm import bound_spectral_norm
+
+Phi = Callable[[Tensor], Tensor]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda z: z,
+}
+
+
+class EquilibriumMap(nn.Module):
+    """A map phi(h, h_prev, x), built for a whole sequence at a time by `maps`.
+
+    Weights are named as in the paper and drawn from N(0, 0.1^2), the bias b is 0. A new cell
+    needs `maps` alone; `forward` is phi as the paper writes it.
+
+    Args:
+        input_size: features d of x_t.
+        hidden_size: units n of h_t.
+        nonlinearity: sigma, a name in `ACTIVATIONS`.
+        bias: have b.
+
+    Raises:
+        ValueError: the nonlinearity is unknown, or a size is below 1.
+
+    Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network.
+    """
+
+    start_is_previous_state = False
+    """Whether h_{t-1} enters only as the start of the iteration, not through phi."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.input_size = at_least(1, input_size=input_size)
+        self.hidden_size = at_least(1, hidden_size=hidden_size)
+        if nonlinearity not in ACTIVATIONS:
+            raise ValueError(unknown_name("nonlinearity", nonlinearity, ACTIVATIONS))
+        self.nonlinearity = nonlinearity
+        self.V = _weight(hidden_size, hidden_size)
+        self.W = _weight(hidden_size, input_size)
+        self.b = nn.Parameter(torch.zeros(hidden_size)) if bias else None
+
+    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        """`at(t, h_prev)` giving phi of h, (B, n), for a sequence x, (T, B, d).
+
+        What does not depend on h is computed once: the inputs of all time steps in one product,
+        V h_prev once a step. Time is split by `unbind`: indexing would make each step's backward
+        fill a gradient of the whole sequence.
+        """
+        raise NotImplementedError
+
+    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """A (n, n), W' (n, d), b' (n,) with phi(h, h, x) = sigma(A h + W' x + b').
+
+        That is phi where h_prev = h: all that a single step needs, and with
+        `start_is_previous_state` any number of them. None where a cell has no such form.
+        """
+        return None
+
+    def forward(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
+        """phi(h, h_prev, x) with h, h_prev (B, n) and x (B, d)."""
+        return self.maps(x.unsqueeze(0))(0, h_prev)(h)
+
+    def drive(self, x: Tensor) -> Tensor:
+        """W x + b for every time step, (T, B, n)."""
+        return F.linear(x, self.W, self.b)
+
+    def extra_repr(self) -> str:
+        bias = "" if self.b is not None else ", bias=False"
+        return f"{self.input_size}, {self.hidden_size}, nonlinearity={self.nonlinearity!r}{bias}"
+
+
+class JordanMap(EquilibriumMap):
+    """phi = sigma((I + U)(V h + W x + b)), the model of the paper's benchmark tables.
+
+    phi does not depend on h_{t-1}: the past enters only as the start h^(0) = h_{t-1} of the
+    iteration. Solved to a tolerance it forgets the past, and its implicit gradient through time
+    is zero; it is meant for K = 1 or 2 steps of `InexactNewton` with a small eta.
+
+    Args:
+        rank: r for U = U1 U2 with U1 (n, r), U2 (r, n); None for a full U. With a full U at
+            n = 80, I + U is far from (I - U)^-1 (relative error 0.85); at rank 8 it is 0.06.
+
+    Source: Eqs. jordan and linear_approx.
+    """
+
+    start_is_previous_state = True
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        nonlinearity: str = "relu",
+        bias: bool = True,
+        rank: int | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, nonlinearity=nonlinearity, bias=bias)
+        self.rank = rank
+        if rank is None:
+            self.U = _weight(hidden_size, hidden_size)
+        else:
+            self.U1 = _weight(hidden_size, at_least(1, rank=rank))
+            self.U2 = _weight(rank, hidden_size)
+
+    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        A, W, b = self.one_step()
+        u = F.linear(x, W, b).unbind(0)
+        act = ACTIVATIONS[self.nonlinearity]
+        return lambda t, h_prev: lambda h: act(torch.addmm(u[t], h, A.mT))
+
+    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(I + U) V, (I + U) W, (I + U) b."""
+        A, W = self.V + self._feedback(self.V), self.W + self._feedback(self.W)
+        return A, W, None if self.b is None else self.b + self._feedback(self.b)
+
+    def _feedback(self, columns: Tensor) -> Tensor:
+        return self.U @ columns if self.rank is None else self.U1 @ (self.U2 @ columns)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", rank={self.rank}" if self.rank is not None else "")
+
+
+class SelfFeedbackMap(EquilibriumMap):
+    """phi = sigma(U h + V h_{t-1} + W x + b): the cell for equilibria solved to a tolerance.
+
+    Args:
+        bound: keep ||U||_2 = bound by `bound_spectral_norm`. Below 1 phi is a contraction, so that
+            exactly one equilibrium exists. None leaves U free.
+
+    Source: Eq. h, with one nonlinear layer for phi.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        bound: float | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, nonlinearity=nonlinearity, bias=bias)
+        self.U = _weight(hidden_size, hidden_size)
+        self.bound = bound
+        if bound is not None:
+            bound_spectral_norm(self, "U", bound=bound)
+
+    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        drive, U, V = self.drive(x).unbind(0), self.U, self.V
+        act = ACTIVATIONS[self.nonlinearity]
+
+        def at(t: int, h_prev: Tensor) -> Phi:
+            past = torch.addmm(drive[t], h_prev, V.mT)
+            return lambda h: act(torch.addmm(past, h, U.mT))
+
+        return at
+
+    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.U + self.V, self.W, self.b
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", bound={self.bound:g}" if self.bound else "")
+
+
+class IdentityFeedbackMap(EquilibriumMap):
+    """phi = tanh(h + V h_{t-1} + W x + b), the paper's toy model: as many weights as an RNN.
+
+    Each unit is the scalar equilibrium h = tanh(h + alpha) = Phi(alpha). Plain iteration is slow
+    where alpha is near 0 (sublinear at 0).
+
+    Source: Eq. val_h.
+    """
+
+    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        drive, V = self.drive(x).unbind(0), self.V
+        act = ACTIVATIONS[self.nonlinearity]
+
+        def at(t: int, h_prev: Tensor) -> Phi:
+            past = torch.addmm(drive[t], h_prev, V.mT)
+            return lambda h: act(h + past)
+
+        return at
+
+    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        V = self.V
+        return V + torch.eye(len(V), dtype=V.dtype, device=V.device), self.W, self.b
+
+
+class LinearMap(EquilibriumMap):
+    """phi = U h + V h_{t-1} + W x + b, whose equilibrium has a closed form.
+
+    Args:
+        inverse: None iterates on phi. "exact" makes phi the constant map
+            (I - U)^-1 (V h_{t-1} + W x + b), "neumann" its approximation (I + U)(...); one step
+            of `Picard` then solves it.
+        bound: as for `SelfFeedbackMap`.
+
+    Source: Eqs. linear and linear_approx.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        bias: bool = True,
+        inverse: Literal["exact", "neumann"] | None = None,
+        bound: float | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, nonlinearity="identity", bias=bias)
+        if inverse not in (None, "exact", "neumann"):
+            raise ValueError(f'inverse must be None, "exact" or "neumann"; got {inverse!r}')
+        self.inverse = inverse
+        self.U = _weight(hidden_size, hidden_size)
+        self.bound = bound
+        if bound is not None:
+            bound_spectral_norm(self, "U", bound=bound)
+
+    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        drive, U, V = self.drive(x).unbind(0), self.U, self.V
+        if self.inverse is None:
+
+            def at(t: int, h_prev: Tensor) -> Phi:
+                past = torch.addmm(drive[t], h_prev, V.mT)
+                return lambda h: torch.addmm(past, h, U.mT)
+
+            return at
+
+        # The map of all rows at once: row @ inverse^T.
+        inverse_t = self._inverse().mT
+
+        def constant(t: int, h_prev: Tensor) -> Phi:
+            z = torch.addmm(drive[t], h_prev, V.mT) @ inverse_t
+            return lambda h: z
+
+        return constant
+
+    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        if self.inverse is None:
+            return self.U + self.V, self.W, self.b
+        inverse = self._inverse()
+        return inverse @ self.V, inverse @ self.W, None if self.b is None else inverse @ self.b
+
+    def _inverse(self) -> Tensor:
+        """(I - U)^-1 or I + U, (n, n)."""
+        U = self.U
+        one = torch.eye(self.hidden_size, dtype=U.dtype, device=U.device)
+        return torch.linalg.inv_ex(one - U)[0] if self.inverse == "exact" else one + U
+
+    def extra_repr(self) -> str:
+        parts = [super().extra_repr()]
+        parts += [f"inverse={self.inverse!r}"] if self.inverse else []
+        parts += [f"bound={self.bound:g}"] if self.bound else []
+        return ", ".join(parts)
+
+
+CELLS: dict[str, type[EquilibriumMap]] = {
+    "jordan": JordanMap,
+    "self-feedback": SelfFeedbackMap,
+    "identity-feedback": IdentityFeedbackMap,
+    "linear": LinearMap,
+}
+"""Every cell by the name that `ERNN` and the command line take."""
+
+
+def _weight(rows: int, columns: int) -> nn.Parameter:
+    return nn.Parameter(0.1 * torch.randn(rows, columns))

@@ -1,0 +1,1 @@
+"""Recurrences over whole sequences as single operations."""

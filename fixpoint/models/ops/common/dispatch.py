@@ -1,0 +1,129 @@
+"""What the fused operations share: when they apply, their buffers and the choice of sweeps."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd.forward_ad import unpack_dual
+
+from fixpoint._messages import unknown_name
+from fixpoint.models.maps import ACTIVATIONS
+from fixpoint.models.ops.common.buffers import empty
+
+# Units n; above, a compiled block has too few rows and call overhead is no longer felt.
+MAX_SIZE = 256
+# Bytes of gradients in a segment of time: few enough to be in the cache for the products that
+# follow, and so many that a segment's own cost vanishes.
+SEGMENT = 2**21
+
+
+def unsupported_reason(
+    tensors: dict[str, Tensor | None], activation: str, *, kernel: str | None = None
+) -> str | None:
+    """Why a fused operation cannot take these, x first among the tensors, or None if it can.
+
+    `kernel` names the module with its sweeps for CUDA devices, where there are any.
+    """
+    if activation not in ACTIVATIONS:
+        return unknown_name("activation", activation, ACTIVATIONS)
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return "it cannot be traced, exported or compiled"
+    given = {name: v for name, v in tensors.items() if v is not None}
+    x = given["x"]
+    on_gpu = kernel is not None and x.device.type == "cuda"
+    if torch.is_autocast_enabled("cuda" if on_gpu else "cpu"):
+        return "it keeps the dtype of its arguments and autocast is on"
+    for name, v in given.items():
+        if v.device.type != "cpu" and not (on_gpu and v.device == x.device):
+            where = "the CPU or on one CUDA device" if kernel else "the CPU"
+            return f"it runs on {where} and {name} is on {v.device}"
+        if v.dtype not in (torch.float32, torch.bfloat16 if on_gpu else torch.float64):
+            other = "bfloat16 on a CUDA device" if on_gpu else "float64"
+            return f"it takes float32 or {other} and {name} is {v.dtype}"
+        if v.dtype != x.dtype and not (name in ("a", "b") and x.dtype == torch.bfloat16):
+            return f"it takes one dtype, but x is {x.dtype} and {name} is {v.dtype}"
+        if is_functorch_wrapped_tensor(v):
+            return f"it has no rule for torch.func transforms and {name} is in one"
+        if unpack_dual(v).tangent is not None:
+            return f"it has no forward-mode derivative and {name} carries a tangent"
+    return _no_kernel(given["h0"], kernel) if on_gpu and kernel else None
+
+
+def _no_kernel(h0: Tensor, kernel: str) -> str | None:
+    """Why no Triton kernel takes this state on a CUDA device, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "it needs triton on a CUDA device, and triton is not installed"
+    if (capability := torch.cuda.get_device_capability(h0.device)) < (8, 0):
+        return f"it needs a CUDA device of capability 8.0, and {h0.device} has {capability}"
+    largest = importlib.import_module(f"fixpoint.models.ops.{kernel}.triton").MAX_SIZE
+    if (n := h0.shape[1]) > largest:
+        return f"it takes at most {largest} units on a CUDA device, and h0 has {n}"
+    return None
+
+
+def differentiable_gradients(
+    plain: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
+) -> list[Tensor | None]:
+    """Gradients of plain(*inputs) that may be differentiated again, None where none is wanted.
+
+    For the backward pass of a fused operation under create_graph, by its twin of plain operations.
+    """
+    # Views, as one input may be computed from another and would collect that path too.
+    fresh = [v if v is None else v.view_as(v) for v in inputs]
+    wanted = {i: v for i, v in enumerate(fresh) if v is not None and v.requires_grad}
+    output = plain(*fresh)
+    found = torch.autograd.grad(
+        output, list(wanted.values()), grad, create_graph=True, allow_unused=True
+    )
+    gradients = dict(zip(wanted, found, strict=True))
+    return [gradients.get(i) for i in range(len(inputs))]
+
+
+def copy(h: Tensor) -> Tensor:
+    return h.clone(memory_format=torch.contiguous_format)
+
+
+def states(h0: Tensor, count: int) -> Tensor:
+    """(count + 1, B, n), the first one h0."""
+    S = empty((count + 1, *h0.shape), h0)
+    S[0] = h0
+    return S
+
+
+def received(grad: Tensor, last_only: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of the states after each time step, or none of them; and of the last state."""
+    if last_only:
+        return grad.new_empty(0, *grad.shape), copy(grad)
+    return grad.contiguous(), grad.new_zeros(grad.shape[1:])
+
+
+def segment(T: int, K: int, g: Tensor) -> int:
+    """Time steps in a segment of the backward pass, for a gradient g of each of the T K states."""
+    if g.is_cuda:
+        return max(1, T)  # one launch
+    return max(1, min(T, SEGMENT // max(1, K * g.numel() * g.element_size())))
+
+
+def sweeps(name: str, h: Tensor) -> ModuleType:
+    """The module with the sweeps of an operation for a state h, (B, n)."""
+    if h.is_cuda:
+        return importlib.import_module(f"fixpoint.models.ops.{name}.triton")
+    module = compiled(name)
+    if module is None or h.shape[1] > MAX_SIZE:
+        return importlib.import_module(f"fixpoint.models.ops.{name}.torch")
+    return module
+
+
+@functools.cache
+def compiled(name: str) -> ModuleType | None:
+    """The sweeps compiled by numba, imported at the first use, or None where it is missing."""
+    if importlib.util.find_spec("numba") is None:
+        return None
+    return importlib.import_module(f"fixpoint.models.ops.{name}.numba")

@@ -1,0 +1,1 @@
+"""The gated recurrence of FastGRNN and UGRNN."""

@@ -1,0 +1,255 @@
+"""One step of a recurrence, and the same over a sequence, fused where that applies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from fixpoint._messages import unknown_name
+from fixpoint._validation import at_least
+from fixpoint.models.maps import ACTIVATIONS
+from fixpoint.models.ops.gated.autograd import gated_scan, gated_scan_reference
+from fixpoint.models.ops.gated.autograd import unsupported as gated_unsupported
+from fixpoint.models.ops.leaky.autograd import fused_scan, scan_reference, unsupported
+from fixpoint.models.rnn.scan import isolate
+
+IMPLEMENTATIONS = ("auto", "reference", "fused")
+
+
+class RecurrentCell(nn.Module):
+    """One step h_t from x_t and h_{t-1}, and the same over a whole sequence.
+
+    A subclass implements `states`. Called like `torch.nn.RNNCell` it makes one step. A sample with
+    a NaN or inf in x_t or h_0 has NaN states from there on and no part in any gradient; its
+    batch-mates are untouched. Under autocast states are carried in the dtype of the parameters
+    and returned in that of hx, or of x without.
+
+    Args:
+        input_size: features d of x_t.
+        hidden_size: units n of h_t.
+        implementation: "reference" is the loop of plain operations. "auto" takes the fused path
+            where it applies, "fused" raises with the reason where it does not.
+
+    Inputs: x, hx
+        x: (B, d) or (d,).
+        hx: (B, n) or (n,), zeros if not given.
+
+    Outputs: h', of the shape of hx.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, *, implementation: str = "auto") -> None:
+        super().__init__()
+        self.input_size = at_least(1, input_size=input_size)
+        self.hidden_size = at_least(1, hidden_size=hidden_size)
+        if implementation not in IMPLEMENTATIONS:
+            raise ValueError(unknown_name("implementation", implementation, IMPLEMENTATIONS))
+        self.implementation = implementation
+
+    def states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
+        """h_1 .. h_T, (T, B, n), or h_T, (B, n), for finite x, (T, B, d), and h0, (B, n)."""
+        raise NotImplementedError
+
+    def no_fused_path(self) -> str | None:
+        """Why no input takes the fused path, or None where some do."""
+        return f"{type(self).__name__} has no fused path"
+
+    def sequence(self, x: Tensor, h0: Tensor, *, last_only: bool = False) -> Tensor:
+        """h_1 .. h_T, (T, B, n), or h_T, (B, n), for x, (T, B, d), and h0, (B, n)."""
+        dtype = h0.dtype
+        if torch.is_autocast_enabled(x.device.type):
+            own = next(self.parameters()).dtype
+            x, h0 = x.to(own), h0.to(own)
+        if _all_finite(x, h0):
+            return self.states(x, h0, last_only=last_only).to(dtype)
+        x, h0, good = isolate(x, h0)
+        h = self.states(x, h0, last_only=last_only).to(dtype)
+        return torch.where((good[-1] if last_only else good).unsqueeze(-1), h, torch.nan)
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
+        rows, h = self.rows(x, hx)
+        h = self.sequence(rows.unsqueeze(0), h, last_only=True)
+        return h.reshape(*x.shape[:-1], self.hidden_size)
+
+    def rows(self, x: Tensor, hx: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x and hx of one step as (B, d) and (B, n), after a check."""
+        d, n = self.input_size, self.hidden_size
+        if x.dim() not in (1, 2) or x.shape[-1] != d:
+            raise ValueError(
+                f"x must be (B, {d}) or ({d},), the input of one step; got {tuple(x.shape)}: for "
+                "whole sequences use the layer"
+            )
+        shape = (*x.shape[:-1], n)
+        if hx is not None and hx.shape != shape:
+            raise ValueError(f"hx must be {shape} for x of {tuple(x.shape)}; got {tuple(hx.shape)}")
+        rows = x.reshape(-1, d)
+        return rows, rows.new_zeros(len(rows), n) if hx is None else hx.reshape(-1, n)
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.input_size}, {self.hidden_size}, implementation={self.implementation!r}"]
+        reason = None if self.implementation == "reference" else self.no_fused_path()
+        return ", ".join(parts + ([f"not fused: {reason}"] if reason else []))
+
+
+class FusedCell(RecurrentCell):
+    """A cell whose states come from a fused operation or from its twin of plain operations.
+
+    A subclass names the operations and implements `recurrence`. Under autocast to bfloat16 on a
+    CUDA device the fused path multiplies in bfloat16 and keeps states and sums in float32; under
+    any other it computes in the dtype of the parameters.
+
+    Args:
+        nonlinearity: sigma, a name in `ACTIVATIONS`.
+        input_size, hidden_size, implementation: see `RecurrentCell`.
+    """
+
+    fused_operation: Callable[..., Tensor]
+    plain_operation: Callable[..., Tensor]
+    unsupported_reason: Callable[..., str | None]
+
+    def __init__(
+        self, input_size: int, hidden_size: int, *, nonlinearity: str, implementation: str
+    ) -> None:
+        super().__init__(input_size, hidden_size, implementation=implementation)
+        if nonlinearity not in ACTIVATIONS:
+            raise ValueError(unknown_name("nonlinearity", nonlinearity, ACTIVATIONS))
+        self.nonlinearity = nonlinearity
+        self.fused_options: dict[str, bool] = {}
+
+    def recurrence(self, T: int) -> NamedTuple:
+        """What both operations take beside the input, the start and the nonlinearity."""
+        raise NotImplementedError
+
+    def no_fused_path(self) -> str | None:
+        return None
+
+    def states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
+        reason = self.no_fused_path()
+        if self.implementation != "reference" and reason is None:
+            reason, h = self._fused(x, h0, last_only)
+            if h is not None:
+                return h
+        if self.implementation == "fused":
+            raise ValueError(not_fused(reason))
+        return self.plain_states(x, h0, last_only=last_only)
+
+    def _fused(self, x: Tensor, h0: Tensor, last_only: bool) -> tuple[str | None, Tensor | None]:
+        """Either the reason against the fused path, or the states."""
+        device = x.device.type
+        lower = dtype_of_products(device)
+        autocast = torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if autocast else nullcontext():
+            part = {"x": x, **self._arguments(x, h0)}
+            if lower is not None:  # a and b stay: 0.99 is 0.988 in bfloat16
+                products = part.keys() - {"a", "b", "activation"}
+                part |= {k: part[k].to(lower) for k in products if part[k] is not None}
+            if reason := self.unsupported_reason(**part):
+                return reason, None
+            return None, self.fused_operation(**part, last_only=last_only, **self.fused_options)
+
+    def plain_states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
+        """`states` by plain operations, the reference."""
+        return self.plain_operation(x, **self._arguments(x, h0), last_only=last_only)
+
+    def _arguments(self, x: Tensor, h0: Tensor) -> dict[str, Any]:
+        weights = self.recurrence(len(x))._asdict()
+        return {"h0": h0, "activation": self.nonlinearity, **weights}
+
+
+class Leaky(NamedTuple):
+    """h <- a h + b sigma(A h + W x_t + bias); see `fused_scan`."""
+
+    A: Tensor
+    W: Tensor
+    bias: Tensor | None
+    a: Tensor
+    b: Tensor
+
+
+class LeakyCell(FusedCell):
+    """A cell of the form h <- a h + b sigma(A h + W x_t + bias).
+
+    Args:
+        recompute: the fused path keeps one state of each time step for the backward pass instead
+            of two arrays of each inner step, for one more forward pass.
+        input_size, hidden_size, nonlinearity, implementation: see `FusedCell`.
+    """
+
+    fused_operation = staticmethod(fused_scan)
+    plain_operation = staticmethod(scan_reference)
+    unsupported_reason = staticmethod(unsupported)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        nonlinearity: str,
+        implementation: str = "auto",
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(
+            input_size, hidden_size, nonlinearity=nonlinearity, implementation=implementation
+        )
+        if recompute and implementation == "reference":
+            raise ValueError(
+                'recompute=True belongs to the fused path, and implementation="reference" has '
+                "none: leave one of them out"
+            )
+        self.fused_options["recompute"] = recompute
+
+    def recurrence(self, T: int) -> Leaky:
+        raise NotImplementedError
+
+
+class Gated(NamedTuple):
+    """h <- z h + (p (1 - z) + q) c with a gate z and a candidate c; see `gated_scan`."""
+
+    V: Tensor
+    W: Tensor
+    bias: Tensor | None
+    p: Tensor
+    q: Tensor
+
+
+class GatedCell(FusedCell):
+    """A cell of the form h <- z h + (p (1 - z) + q) c with a gate z and a candidate c.
+
+    Args:
+        nonlinearity: that of c.
+        input_size, hidden_size, implementation: see `FusedCell`.
+    """
+
+    fused_operation = staticmethod(gated_scan)
+    plain_operation = staticmethod(gated_scan_reference)
+    unsupported_reason = staticmethod(gated_unsupported)
+
+    def recurrence(self, T: int) -> Gated:
+        raise NotImplementedError
+
+
+def _all_finite(x: Tensor, h0: Tensor) -> bool:
+    """Whether x and h0 are certainly finite, where that can be asked without a device sync."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.device.type != "cpu":
+        return False
+    x, h0 = x.detach(), h0.detach()
+    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(h0):
+        return False
+    return math.isfinite(x.sum().item() + h0.sum().item())
+
+
+def dtype_of_products(device: str) -> torch.dtype | None:
+    """bfloat16 where autocast to it is on and a kernel multiplies in it, else None."""
+    if device != "cuda" or not torch.is_autocast_enabled(device):
+        return None
+    asked = torch.get_autocast_dtype(device)
+    return asked if asked == torch.bfloat16 else None
+
+
+def not_fused(reason: str | None) -> str:
+    return f'implementation="fused" does not apply: {reason}; use "auto" or "reference"'

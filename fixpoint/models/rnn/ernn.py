@@ -1,0 +1,239 @@
+"""The equilibrated recurrent neural network, as a cell and as a layer like torch.nn.RNN."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor
+
+from fixpoint._messages import unknown_name
+from fixpoint.backward import Backward, Unrolled
+from fixpoint.fixed_point import FixedPoint
+from fixpoint.models.maps import CELLS, EquilibriumMap
+from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, not_fused
+from fixpoint.models.rnn.base_layer import Recurrent
+from fixpoint.models.rnn.scan import Trajectory, check_pair, scan
+from fixpoint.solvers import InexactNewton, IterativeSolver, make_solver
+
+
+class ERNNCell(LeakyCell):
+    r"""One time step of an ERNN: h_t solves h = phi(h, h_{t-1}, x_t), started at h_{t-1}.
+
+    By default the paper's benchmark model: the Jordan cell with K = `max_iter` steps of
+    `InexactNewton`,
+
+        h^(k) = h^(k-1) + eta_t^(k) [sigma((I + U)(V h^(k-1) + W x_t + b)) - h^(k-1)].
+
+    With so few small steps the state is far from equilibrium; see `JordanMap`. The fused path
+    applies to this solver, unrolled whole, with the Jordan cell, or with any cell for K = 1.
+
+    Args:
+        input_size: features d of x_t.
+        hidden_size: units n of h_t.
+        nonlinearity: sigma: relu, tanh, sigmoid or identity. None takes the cell's own: relu for
+            "jordan", tanh for the self-feedback cells.
+        bias: have b.
+        cell: "jordan", "self-feedback", "identity-feedback", "linear", or a `EquilibriumMap`, which
+            then brings its own nonlinearity, bias and rank.
+        max_iter: K, where no solver is given.
+        timesteps: T for an eta of its own at each time step, as in the paper; None shares eta
+            over time. Longer sequences are refused.
+        rank: rank of U, Jordan cell only; None for a full U.
+        solver: a solver or its name; `InexactNewton(max_iter, timesteps=timesteps)` if not given.
+        backward: `Unrolled()` if not given.
+        implementation: see `RecurrentCell`.
+        recompute: see `LeakyCell`.
+
+    Attributes:
+        cell: phi, a `EquilibriumMap`.
+        fixed_point: the solver and the backward.
+
+    Inputs: x, hx, t
+        x: (B, d) or (d,). hx: (B, n) or (n,), zeros if not given.
+        t: time index, needed with `timesteps`.
+
+    Raises:
+        ValueError: a value is unknown or a pair refused, when built; a wrong shape or t, when
+            called.
+
+    Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import ERNNCell
+        >>> ERNNCell(9, 80, rank=8)(torch.randn(4, 9)).shape
+        torch.Size([4, 80])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        nonlinearity: str | None = None,
+        bias: bool = True,
+        cell: str | EquilibriumMap = "jordan",
+        max_iter: int = 1,
+        timesteps: int | None = None,
+        rank: int | None = None,
+        solver: str | IterativeSolver | None = None,
+        backward: Backward | None = None,
+        implementation: str = "auto",
+        recompute: bool = False,
+    ) -> None:
+        if isinstance(cell, EquilibriumMap):
+            phi = _own_cell(cell, input_size, hidden_size, nonlinearity, rank)
+        else:
+            phi = _make_cell(cell, input_size, hidden_size, nonlinearity, bias, rank)
+        if solver is None:
+            solver = InexactNewton(max_iter, timesteps=timesteps)
+        elif max_iter != 1 or timesteps is not None:
+            raise ValueError(
+                "max_iter and timesteps configure the default solver, but a solver was given: set "
+                "them on the solver"
+            )
+        fixed_point = FixedPoint(make_solver(solver), backward or Unrolled())
+        check_pair(phi, fixed_point)
+        super().__init__(
+            input_size,
+            hidden_size,
+            nonlinearity=phi.nonlinearity,
+            implementation=implementation,
+            recompute=recompute,
+        )
+        self.cell, self.fixed_point = phi, fixed_point
+        if (recompute or implementation == "fused") and (reason := self.no_fused_path()):
+            raise ValueError(not_fused(reason))
+
+    def no_fused_path(self) -> str | None:
+        return _why_not_fused(self.cell, self.fixed_point)
+
+    def recurrence(self, T: int) -> Leaky:
+        solver, weights = self.fixed_point.solver, self.cell.one_step()
+        if not isinstance(solver, InexactNewton) or weights is None:
+            raise ValueError(f"the layer is no such recurrence: {self.no_fused_path()}")
+        eta = solver.steps_until(T)
+        return Leaky(*weights, 1 - eta, eta)
+
+    def plain_states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
+        path = scan(self.cell, self.fixed_point, x, h0)
+        return path.h_n if last_only else path.output
+
+    def forward(self, x: Tensor, hx: Tensor | None = None, *, t: int | None = None) -> Tensor:
+        rows, h = self.rows(x, hx)
+        path = scan(self.cell, self.fixed_point, rows.unsqueeze(0), h, start=t)
+        return path.h_n.reshape(*x.shape[:-1], self.hidden_size)
+
+
+class ERNN(Recurrent):
+    """Equilibrated recurrent layers, called like `torch.nn.RNN`.
+
+    ERNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True, batch_first=False,
+    dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and `ERNNCell` for the other
+    options: cell, max_iter, timesteps, rank, solver, backward, implementation, recompute.
+
+    Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import ERNN
+        >>> layer = ERNN(9, 80, rank=8, timesteps=128, batch_first=True)
+        >>> output, h_n = layer(torch.randn(4, 128, 9))
+        >>> output.shape, h_n.shape
+        (torch.Size([4, 128, 80]), torch.Size([1, 4, 80]))
+    """
+
+    cell_class = ERNNCell
+
+    @property
+    def cell(self) -> EquilibriumMap:
+        """phi of the first layer."""
+        return self._first.cell
+
+    @property
+    def fixed_point(self) -> FixedPoint:
+        """The solver and the backward of the first layer."""
+        return self._first.fixed_point
+
+    @property
+    def _first(self) -> ERNNCell:
+        return cast(ERNNCell, self.l0)
+
+    def trajectory(self, x: Tensor, hx: Tensor | None = None) -> Trajectory:
+        """The outputs in the layout of `forward` together with how each step was solved.
+
+        Raises:
+            ValueError: the layer has several layers or directions.
+        """
+        if self.num_layers > 1 or self.bidirectional:
+            raise ValueError(
+                "trajectory follows one layer in one direction: call it on an ERNN with "
+                "num_layers=1 and bidirectional=False"
+            )
+        time_first, start = self._time_first(x, hx)
+        path = scan(self.cell, self.fixed_point, time_first, None if start is None else start[0])
+        h_n = path.h_n if x.dim() == 2 else path.h_n.unsqueeze(0)
+        return path._replace(output=self._as_given(x, path.output), h_n=h_n)
+
+
+def _why_not_fused(cell: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
+    solver, backward = fixed_point.solver, fixed_point.backward
+    if type(solver) is not InexactNewton or solver.has_tolerance:
+        end = " with a tolerance" if isinstance(solver, InexactNewton) else ""
+        return f"it makes a fixed number of InexactNewton steps, not {type(solver).__name__}{end}"
+    K = solver.max_iter
+    if K < 1:
+        return "it makes at least one step, and max_iter is 0"
+    if not isinstance(backward, Unrolled) or (backward.last or K) < K:
+        return f"its backward is Unrolled() through all steps, not {backward!r}"
+    owner = _owner(cell, "one_step")
+    # A subclass with new maps and the one_step of its parent is another map.
+    known = owner is not EquilibriumMap and all(
+        issubclass(owner, _owner(cell, method)) for method in ("maps", "drive")
+    )
+    if not known or (K > 1 and not cell.start_is_previous_state):
+        return f"{type(cell).__name__} is not known to be sigma(A h + u_t) for max_iter={K}"
+    return None
+
+
+def _owner(cell: EquilibriumMap, method: str) -> type:
+    """The class that defines the method."""
+    return next(c for c in type(cell).__mro__ if method in vars(c))
+
+
+def _make_cell(
+    name: str,
+    input_size: int,
+    hidden_size: int,
+    nonlinearity: str | None,
+    bias: bool,
+    rank: int | None,
+) -> EquilibriumMap:
+    if name not in CELLS:
+        raise ValueError(unknown_name("cell", name, CELLS))
+    options: dict[str, Any] = {"bias": bias}
+    if nonlinearity is not None:
+        options["nonlinearity"] = nonlinearity
+    if rank is not None:
+        options["rank"] = rank
+    for option, owners in (("rank", ("jordan",)), ("nonlinearity", tuple(set(CELLS) - {"linear"}))):
+        if option in options and name not in owners:
+            raise ValueError(f"the {name} cell has no {option}; leave it out")
+    return CELLS[name](input_size, hidden_size, **options)
+
+
+def _own_cell(
+    cell: EquilibriumMap,
+    input_size: int,
+    hidden_size: int,
+    nonlinearity: str | None,
+    rank: int | None,
+) -> EquilibriumMap:
+    if (cell.input_size, cell.hidden_size) != (input_size, hidden_size):
+        raise ValueError(
+            f"the cell has sizes {cell.input_size} and {cell.hidden_size}, the layer {input_size} "
+            f"and {hidden_size}: build both alike"
+        )
+    if nonlinearity is not None or rank is not None:
+        raise ValueError("nonlinearity and rank configure a named cell: set them on the given cell")
+    return cell

@@ -1,0 +1,78 @@
+"""FastGRNN: a gated RNN with the weights of an RNN."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fixpoint.models.rnn.base_cell import Gated, GatedCell
+from fixpoint.models.rnn.base_layer import Recurrent
+from fixpoint.models.rnn.low_rank import Weight
+
+
+class FastGRNNCell(GatedCell):
+    """h' = z h + (sigmoid(zeta) (1 - z) + sigmoid(nu)) c, with one W and V for z and c.
+
+    z = sigmoid(W x + V h + b_z), c = tanh(W x + V h + b_h). This is the plain cell, called
+    FastGRNN-LSQ in the papers: minus low rank, sparsity and quantisation.
+
+    Args:
+        nonlinearity: that of c.
+        bias: have b_z and b_h, 1 at the start as in the authors' code.
+        rank: rank of W and V, each full where None or no less than a side.
+        input_size, hidden_size, implementation: see `RecurrentCell`.
+
+    Attributes:
+        zeta, nu: raw scalars, 1 and -4 at the start.
+
+    Source: Kusupati et al. (2018), FastGRNN: a fast, accurate, stable and tiny kilobyte sized
+        gated recurrent neural network, Eq. 4.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import FastGRNNCell
+        >>> FastGRNNCell(3, 5)(torch.randn(2, 3)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        rank: int | None = None,
+        implementation: str = "auto",
+    ) -> None:
+        super().__init__(
+            input_size, hidden_size, nonlinearity=nonlinearity, implementation=implementation
+        )
+        self.W = Weight(hidden_size, input_size, rank)
+        self.V = Weight(hidden_size, hidden_size, rank)
+        self.b_z = nn.Parameter(torch.ones(hidden_size)) if bias else None
+        self.b_h = nn.Parameter(torch.ones(hidden_size)) if bias else None
+        self.zeta = nn.Parameter(torch.tensor(1.0))
+        self.nu = nn.Parameter(torch.tensor(-4.0))
+
+    def recurrence(self, T: int) -> Gated:
+        bias = None if self.b_z is None or self.b_h is None else torch.cat([self.b_z, self.b_h])
+        return Gated(self.V(), self.W(), bias, self.zeta.sigmoid(), self.nu.sigmoid())
+
+
+class FastGRNN(Recurrent):
+    """Layers of `FastGRNNCell`, called like `torch.nn.RNN`.
+
+    FastGRNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True, batch_first=False,
+    dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and `FastGRNNCell` for the other
+    options: rank, implementation.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import FastGRNN
+        >>> output, h_n = FastGRNN(9, 64, batch_first=True)(torch.randn(4, 128, 9))
+        >>> output.shape, h_n.shape
+        (torch.Size([4, 128, 64]), torch.Size([1, 4, 64]))
+    """
+
+    cell_class = FastGRNNCell

@@ -1,0 +1,112 @@
+"""The loop over time: each hidden state is the solution of one fixed-point problem."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fixpoint.backward import Unrolled
+from fixpoint.fixed_point import FixedPoint
+from fixpoint.models.maps import EquilibriumMap
+from fixpoint.solution import Result
+
+
+class Trajectory(NamedTuple):
+    """The hidden states of a sequence and how each was solved.
+
+    output: h_1 .. h_T, (T, B, n).
+    h_n: h_T, (B, n).
+    iterations: updates made, (T, B).
+    residual: scaled residual at each step, (T, B), None where not measured; see `Solution`.
+    result: a `Result` each, (T, B) int8.
+    evaluations: calls of phi, each for a whole batch.
+    """
+
+    output: Tensor
+    h_n: Tensor
+    iterations: Tensor
+    residual: Tensor | None
+    result: Tensor
+    evaluations: int
+
+
+def scan(
+    cell: EquilibriumMap,
+    fixed_point: FixedPoint,
+    x: Tensor,
+    h0: Tensor | None = None,
+    *,
+    start: int | None = 0,
+) -> Trajectory:
+    """h_t = the solution of h = phi(h, h_{t-1}, x_t) started at h_{t-1}, for t = 1 .. T.
+
+    A sample with a NaN or inf in x_t or h0 has NaN outputs from there on, the result NONFINITE,
+    and no part in any gradient; its batch-mates are untouched.
+
+    Args:
+        x: (T, B, d) with T >= 1.
+        h0: (B, n), zeros if not given.
+        start: time index of the first step; None leaves the solver without, for T = 1.
+
+    Raises:
+        ValueError: the cell and the solver do not fit (see `check_pair`), or the solver's
+            `timesteps` is below T.
+    """
+    check_pair(cell, fixed_point)
+    if h0 is None:
+        h0 = x.new_zeros(x.shape[1], cell.hidden_size)
+    x, h, good = isolate(x, h0)
+    at = cell.maps(x)
+    states, solutions = [], []
+    for t in range(len(x)):
+        solution = fixed_point(at(t, h), h, t=None if start is None else start + t)
+        h = solution.z
+        states.append(h)
+        solutions.append(solution._replace(z=None))
+    output = torch.where(good.unsqueeze(2), torch.stack(states), torch.nan)
+    result = torch.stack([s.result for s in solutions])
+    measured = solutions[0].residual is not None
+    return Trajectory(
+        output,
+        output[-1],
+        torch.stack([s.iterations for s in solutions]),
+        torch.stack([s.residual for s in solutions]) if measured else None,
+        torch.where(good, result, int(Result.NONFINITE)).to(torch.int8),
+        sum(s.evaluations for s in solutions),
+    )
+
+
+def isolate(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x and h0 without the samples that are not finite, and which states are good, (T, B).
+
+    A state is good where its sample has had no NaN or inf, in h0 or x, up to that step.
+    """
+    start = h0.isfinite().all(1)
+    good = (~x.isfinite().all(2)).cumsum(0).eq(0) & start
+    return torch.where(good.unsqueeze(2), x, 0.0), torch.where(start.unsqueeze(1), h0, 0.0), good
+
+
+def check_pair(cell: EquilibriumMap, fixed_point: FixedPoint) -> None:
+    """Refuse a cell that sees the past only as its start with a solve that forgets its start.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    if not cell.start_is_previous_state:
+        return
+    solver, backward = fixed_point.solver, fixed_point.backward
+    if solver.has_tolerance:
+        given = f"{type(solver).__name__} with a tolerance"
+    elif not isinstance(backward, Unrolled):
+        given = f"{type(backward).__name__} differentiation"
+    elif backward.last is not None and backward.last < solver.max_iter:
+        given = f"Unrolled(last={backward.last}), which cuts the gradient to the start,"
+    else:
+        return
+    raise ValueError(
+        f"{type(cell).__name__} sees h_{{t-1}} only as the start of its iteration, so {given} "
+        "would make it forget the past: use InexactNewton(max_iter=1 or 2) with Unrolled(), or "
+        "the self-feedback cell"
+    )

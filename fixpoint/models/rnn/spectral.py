@@ -1,0 +1,104 @@
+"""SpectralRNN: an RNN whose transition matrix has all singular values near 1."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fixpoint._validation import at_least, non_negative
+from fixpoint.models.rnn.base_cell import Leaky, LeakyCell
+from fixpoint.models.rnn.base_layer import Recurrent
+
+
+class SpectralRNNCell(LeakyCell):
+    """h' = sigma(W x + M h + b), M = P diag(s) Q^T, P and Q products of n_r reflections each.
+
+    s = 1 + 2 r (sigmoid(p) - 1/2), so every singular value of M lies in [1 - r, 1 + r].
+
+    Args:
+        input_size, hidden_size, nonlinearity, implementation, recompute: see `LeakyCell`.
+        reflections: n_r, Householder reflections on either side; n / 4 (at least 1) if not given.
+        radius: r.
+        bias: have b.
+
+    Attributes:
+        P, Q: vectors of the reflections, (n, n_r); the i-th uses its entries from row i on, the
+            one in row i being 1. p: (n,), 0 at the start.
+
+    Source: Zhang, Lei, Dhillon (2018), Stabilizing gradients for deep neural networks via
+        efficient SVD parameterization.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import SpectralRNNCell
+        >>> SpectralRNNCell(3, 5)(torch.randn(2, 3)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        reflections: int | None = None,
+        radius: float = 0.01,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        implementation: str = "auto",
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(
+            input_size,
+            hidden_size,
+            nonlinearity=nonlinearity,
+            implementation=implementation,
+            recompute=recompute,
+        )
+        count = max(1, hidden_size // 4) if reflections is None else reflections
+        if at_least(1, reflections=count) > hidden_size:
+            raise ValueError(f"reflections must be at most hidden_size={hidden_size}; got {count}")
+        self.radius = non_negative(radius=radius)
+        self.W = nn.Parameter(0.1 * torch.randn(hidden_size, input_size))
+        self.P = nn.Parameter(torch.randn(hidden_size, count))
+        self.Q = nn.Parameter(torch.randn(hidden_size, count))
+        self.p = nn.Parameter(torch.zeros(hidden_size))
+        self.b = nn.Parameter(torch.zeros(hidden_size)) if bias else None
+
+    def transition(self) -> Tensor:
+        """M, (n, n)."""
+        s = 1 + 2 * self.radius * (torch.sigmoid(self.p) - 0.5)
+        return _orthogonal(self.P) * s @ _orthogonal(self.Q).mT
+
+    def recurrence(self, T: int) -> Leaky:
+        zero, one = self.W.new_zeros(()), self.W.new_ones(())
+        return Leaky(self.transition(), self.W, self.b, zero, one)
+
+
+def _orthogonal(vectors: Tensor) -> Tensor:
+    """The product of the reflections I - tau v v^T, (n, n), for vectors (n, n_r)."""
+    n, count = vectors.shape
+    below = vectors.tril(-1)
+    tau = 2 / (1 + below.square().sum(0))
+    # A reflection with tau = 0 is the identity: pad to get all n columns.
+    rest = n - count
+    return torch.linalg.householder_product(
+        torch.cat([below, below.new_zeros(n, rest)], 1), torch.cat([tau, tau.new_zeros(rest)])
+    )
+
+
+class SpectralRNN(Recurrent):
+    """Layers of `SpectralRNNCell`, called like `torch.nn.RNN`.
+
+    SpectralRNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True,
+    batch_first=False, dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and
+    `SpectralRNNCell` for the other options: reflections, radius, implementation, recompute.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import SpectralRNN
+        >>> output, h_n = SpectralRNN(9, 64, batch_first=True)(torch.randn(4, 128, 9))
+        >>> output.shape, h_n.shape
+        (torch.Size([4, 128, 64]), torch.Size([1, 4, 64]))
+    """
+
+    cell_class = SpectralRNNCell

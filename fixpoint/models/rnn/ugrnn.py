@@ -1,0 +1,68 @@
+"""UGRNN: a gated RNN with one gate."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fixpoint.models.rnn.base_cell import Gated, GatedCell
+from fixpoint.models.rnn.base_layer import Recurrent
+
+
+class UGRNNCell(GatedCell):
+    """h' = z h + (1 - z) c, z = sigmoid(W1 x + V1 h + b_z), c = tanh(W2 x + V2 h + b_h).
+
+    Args:
+        nonlinearity: that of c.
+        bias: have b_z and b_h.
+        input_size, hidden_size, implementation: see `RecurrentCell`.
+
+    Attributes:
+        W, V, b: weights of z and c stacked, those of z first: (2 n, d), (2 n, n), (2 n,).
+
+    Source: Collins, Sohl-Dickstein, Sussillo (2017), Capacity and trainability in recurrent
+        neural networks.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import UGRNNCell
+        >>> UGRNNCell(3, 5)(torch.randn(2, 3)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        implementation: str = "auto",
+    ) -> None:
+        super().__init__(
+            input_size, hidden_size, nonlinearity=nonlinearity, implementation=implementation
+        )
+        self.W = nn.Parameter(0.1 * torch.randn(2 * hidden_size, input_size))
+        self.V = nn.Parameter(0.1 * torch.randn(2 * hidden_size, hidden_size))
+        self.b = nn.Parameter(torch.zeros(2 * hidden_size)) if bias else None
+
+    def recurrence(self, T: int) -> Gated:
+        return Gated(self.V, self.W, self.b, self.W.new_ones(()), self.W.new_zeros(()))
+
+
+class UGRNN(Recurrent):
+    """Layers of `UGRNNCell`, called like `torch.nn.RNN`.
+
+    UGRNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True, batch_first=False,
+    dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and `UGRNNCell` for the other
+    options: implementation.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import UGRNN
+        >>> output, h_n = UGRNN(9, 64, batch_first=True)(torch.randn(4, 128, 9))
+        >>> output.shape, h_n.shape
+        (torch.Size([4, 128, 64]), torch.Size([1, 4, 64]))
+    """
+
+    cell_class = UGRNNCell

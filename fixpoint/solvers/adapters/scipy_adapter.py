@@ -1,0 +1,254 @@
+"""scipy.optimize.root as a solver: the referee."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fixpoint._messages import unknown_name
+from fixpoint.derivatives import Derivatives
+from fixpoint.solution import Result, Solution, Trace
+from fixpoint.solvers.base import IterativeSolver, MatrixMap, refuse_options
+from fixpoint.solvers.finite_differences import derivatives_of
+from fixpoint.solvers.residual import measure
+
+METHODS = (
+    "hybr",
+    "lm",
+    "broyden1",
+    "broyden2",
+    "anderson",
+    "linearmixing",
+    "diagbroyden",
+    "excitingmixing",
+    "krylov",
+    "df-sane",
+)
+"""The methods of scipy.optimize.root."""
+
+
+class SciPySolver(IterativeSolver):
+    """scipy.optimize.root on phi(z) - z = 0, one sample at a time, in float64 on the CPU.
+
+    The referee: code of others to hold an answer against, and a second opinion where a solver
+    fails. It is slow, since each evaluation of the whole batch moves one sample only; choose
+    `Newton` for work. phi itself runs in the dtype of z0.
+
+    SciPy's own tolerances are switched off. A sample ends at the first evaluation that meets
+    rtol and atol; after `max_iter` evaluations beyond that of its start, whatever the method;
+    or when SciPy gives up or raises, which makes it STALLED. Its `iterations` are those
+    evaluations, and `Trace` holds one entry for each. "hybr" and "lm" are given the Jacobian,
+    which is not counted against `max_iter`; "krylov" and the line searches are.
+
+    Args:
+        method: "hybr" (Powell's hybrid of Newton and gradient steps), "lm" (Levenberg-Marquardt),
+            "broyden1", "broyden2", "anderson", "linearmixing", "diagbroyden", "excitingmixing",
+            "krylov" or "df-sane".
+        options: see `IterativeSolver`; there is no `check_every`, and rtol = atol = 0 is refused.
+
+    Raises:
+        ValueError: the method is unknown, or there is no tolerance.
+
+    Source: Virtanen et al. (2020), SciPy 1.0; "hybr" and "lm": More, Garbow, Hillstrom (1980),
+        User guide for MINPACK-1.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import SciPySolver, solve
+        >>> solution = solve(torch.cos, torch.zeros(1, 1), SciPySolver())
+        >>> round(solution.z.item(), 4), solution.converged.tolist()
+        (0.7391, [True])
+    """
+
+    unrollable = False
+
+    def __init__(self, method: str = "hybr", **options: Any) -> None:
+        refuse_options(type(self), options, "check_every")
+        super().__init__(**options)
+        if method not in METHODS:
+            raise ValueError(unknown_name("method of scipy.optimize.root", method, METHODS))
+        if not self.has_tolerance:
+            raise ValueError(
+                "SciPySolver stops at a tolerance; rtol = atol = 0 was given: set rtol or atol"
+            )
+        self.method = method
+
+    @torch.no_grad()
+    def run(
+        self,
+        phi: MatrixMap,
+        z: Tensor,
+        t: int | None = None,
+        *,
+        track_from: int = 0,
+        derivatives: Derivatives | None = None,
+    ) -> Solution:
+        """Solve from z, (B, D), without gradient; see `IterativeSolver.run`."""
+        z = z.detach().clone()
+        fz = phi(z)
+        r, finite = measure(self, z, fz)
+        searches = [
+            _SampleSolve(self, phi, z, row, fz, start)
+            for row, start in enumerate(torch.where(finite, r, torch.inf).tolist())
+        ]
+        if derivatives is None:
+            takes_it = self.method in ("hybr", "lm") and any(search.open for search in searches)
+            derivatives = derivatives_of(phi, z) if takes_it else Derivatives(phi)
+        for row, search in enumerate(searches):
+            search.run(derivatives)
+            z[row] = search.answer()[0]
+        return Solution(
+            z=z,
+            residual=r.new_tensor([search.answer()[1] for search in searches]),
+            iterations=z.new_tensor([s.updates for s in searches], dtype=torch.int64),
+            evaluations=1 + sum(s.updates for s in searches) + derivatives.evaluations,
+            result=z.new_tensor([search.result() for search in searches], dtype=torch.int8),
+            trace=self._trace(searches, r) if self.record else None,
+            products=derivatives.products,
+        )
+
+    def _trace(self, searches: list[_SampleSolve], r: Tensor) -> Trace:
+        length = 1 + max((s.updates for s in searches), default=0)
+        padded = [s.course + s.course[-1:] * (length - len(s.course)) for s in searches]
+        residual = r.new_tensor([[value for _, value in course] for course in padded])
+        residual = residual.reshape(len(searches), length).T
+        if self.record != "iterates" or not padded:
+            return Trace(residual)
+        iterates = [torch.stack([z for z, _ in course]) for course in padded]
+        return Trace(residual, torch.stack(iterates, 1))
+
+    def extra_repr(self) -> str:
+        return f"method={self.method!r}, {super().extra_repr()}"
+
+
+class _Ended(Exception):
+    """Ends SciPy's search from inside: the tolerance is met or the budget is spent."""
+
+
+class _SampleSolve:
+    """The search of one sample: what SciPy calls, its budget, and what it has found.
+
+    Attributes:
+        course: each state evaluated, (D,), with its scaled residual, inf where not finite.
+        updates: evaluations beyond that of the start.
+    """
+
+    def __init__(
+        self, solver: SciPySolver, phi: MatrixMap, z: Tensor, row: int, fz: Tensor, r: float
+    ) -> None:
+        self.solver, self.phi, self.z, self.row = solver, phi, z, row
+        self.course = [(z[row].clone(), r)]
+        self.x = _numbers(z[row])
+        self.g = _numbers(fz[row] - z[row])
+        self.phi_raised = False
+
+    @property
+    def updates(self) -> int:
+        return len(self.course) - 1
+
+    @property
+    def open(self) -> bool:
+        """Whether the start is finite and not yet a solution."""
+        return 1 < self.course[0][1] < math.inf and self.solver.max_iter > 0
+
+    def run(self, derivatives: Derivatives) -> None:
+        """Let SciPy search from the start."""
+        from scipy.optimize import root
+
+        if not self.open:
+            return
+        identity = np.eye(len(self.x))
+
+        def jacobian(x: np.ndarray) -> np.ndarray:
+            return _numbers(derivatives.jacobian(self._batch(x))[self.row]) - identity
+
+        method = self.solver.method
+        with warnings.catch_warnings():
+            # SciPy's own; what phi warns of comes through.
+            warnings.filterwarnings("ignore", module=r"(scipy|numpy)\.|fixpoint\.solvers\.scipy$")
+            try:
+                root(
+                    self._residual,
+                    self.x,
+                    method=method,
+                    jac=jacobian if method in ("hybr", "lm") else None,
+                    options=_without_tolerance(method, self.solver.max_iter, self.z.dtype),
+                )
+            except _Ended:
+                pass
+            except Exception:
+                # Most methods give a sample up by raising; an error of phi is the user's.
+                if self.phi_raised:
+                    raise
+
+    def answer(self) -> tuple[Tensor, float]:
+        """The state found, (D,), and its residual."""
+        if self.course[-1][1] <= 1:
+            return self.course[-1]
+        if self.solver.keep_best:
+            return min(self.course, key=lambda entry: entry[1])
+        finite = [entry for entry in self.course if entry[1] < math.inf]
+        return finite[-1] if finite else self.course[0]
+
+    def result(self) -> Result:
+        residuals = [r for _, r in self.course]
+        if residuals[-1] <= 1:
+            return Result.CONVERGED
+        if residuals[-1] == math.inf:
+            return Result.NONFINITE
+        best = residuals.index(min(residuals))
+        gave_up = self.updates < self.solver.max_iter
+        stuck = self.updates >= 10 and best <= self.updates // 2
+        return Result.STALLED if gave_up or stuck else Result.MAX_ITER
+
+    def _residual(self, x: np.ndarray) -> np.ndarray:
+        """phi(z) - z of this sample, (D,)."""
+        # SciPy asks for the start again, and some methods for their last state.
+        if np.array_equal(x, self.x):
+            return self.g
+        if self.updates == self.solver.max_iter:
+            raise _Ended
+        batch = self._batch(x)
+        try:
+            fz = self.phi(batch)[self.row : self.row + 1]
+        except Exception:
+            self.phi_raised = True
+            raise
+        z = batch[self.row : self.row + 1]
+        r, finite = measure(self.solver, z, fz)
+        self.course.append((z[0], r.item() if finite.item() else math.inf))
+        if self.course[-1][1] <= 1:
+            raise _Ended
+        self.x, self.g = x.copy(), _numbers(fz[0] - z[0])
+        return self.g
+
+    def _batch(self, x: np.ndarray) -> Tensor:
+        """The states of all samples with this one at x, (B, D)."""
+        batch = self.z.clone()
+        batch[self.row] = torch.from_numpy(x).to(batch)
+        return batch
+
+
+def _numbers(x: Tensor) -> np.ndarray:
+    return x.detach().double().cpu().numpy()
+
+
+def _without_tolerance(method: str, max_iter: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Options with which SciPy goes on for as long as it can, at least `max_iter` evaluations."""
+    budget = max_iter + 2
+    if method == "hybr":
+        return {"xtol": 0.0, "maxfev": budget}
+    if method == "lm":
+        return {"xtol": 0.0, "ftol": 0.0, "gtol": 0.0, "maxiter": budget}
+    if method == "df-sane":
+        return {"ftol": 0.0, "fatol": 0.0, "maxfev": budget}
+    options: dict[str, Any] = {"fatol": 0.0, "maxiter": budget}
+    if method == "krylov":
+        # Its differences have to be seen by phi, which runs in this dtype.
+        options["jac_options"] = {"rdiff": torch.finfo(dtype).eps ** 0.5}
+    return options

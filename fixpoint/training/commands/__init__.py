@@ -1,0 +1,1 @@
+"""What the commands `train`, `compare` and `diagnose` do."""

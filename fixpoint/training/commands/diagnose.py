@@ -1,0 +1,166 @@
+"""`fixpoint diagnose`: what can be said of a trained model on its data, in words and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fixpoint.analysis import class_distance_ratio, gradient_norms, hidden_states, learned_eta
+from fixpoint.analysis import diagnose as diagnose_layer
+from fixpoint.analysis.hidden_states import recurrent_layer
+from fixpoint.models import ERNN
+from fixpoint.solvers import InexactNewton
+from fixpoint.training.evaluation_subset import Sample, sample, spread
+from fixpoint.training.loading import load_trained
+
+SEEN = 64
+"""Most windows whose gradients are looked at; four times as many whose distances are."""
+LOST = 1e-3
+"""A gradient of which less is left has vanished; grown by more than the inverse, exploded."""
+
+
+class Finding(NamedTuple):
+    """Sentences, and figures (`fixpoint.analysis.plots.Figure`) by the name of their file."""
+
+    sentences: tuple[str, ...] = ()
+    figures: Mapping[str, Any] = MappingProxyType({})
+
+
+def diagnose(
+    console: Console,
+    path: Path,
+    *,
+    out: Path | None = None,
+    part: str = "test",
+    windows: int = 512,
+) -> list[Path]:
+    """Say and draw whether a trained model converges, on the data that it is for.
+
+    Of an ERNN: the convergence condition, eta, the distance from equilibrium. Of any model: its
+    score by class, gradients through time, how well its states tell the classes apart.
+
+    Args:
+        console: where to print.
+        path: a folder or file of a training, see `load_trained`.
+        out: folder of the figures; `diagnosis` in the folder of the training if not given.
+        part: train, valid or test.
+        windows: most windows of it to look at, spread evenly.
+
+    Returns:
+        The figures' files.
+
+    Raises:
+        ValueError: there is no trained model, it is damaged, or the data have no such part.
+        OSError: the file of the data is missing, or `out` cannot be written.
+    """
+    trained = load_trained(path)
+    chosen = sample(trained, part, windows)
+    folder = _made(out or trained.folder / "diagnosis")
+    layer = recurrent_layer(trained.model)
+    title = f"{trained.recipe.label} on {trained.data.name}: {trained.weights}"
+    findings = [
+        Finding((title, *chosen.sentences)),
+        _equilibrium(layer, chosen),
+        _gradients(layer, chosen, trained.model),
+        _classes(layer, chosen),
+    ]
+    for sentence in (sentence for finding in findings for sentence in finding.sentences):
+        console.print(sentence, highlight=False, soft_wrap=True)
+    figures = {name: figure for finding in findings for name, figure in finding.figures.items()}
+    files = _save(figures, folder)
+    console.print("Figures:", *files, highlight=False, soft_wrap=True)
+    return files
+
+
+def _equilibrium(layer: nn.Module, chosen: Sample) -> Finding:
+    from fixpoint.analysis import plots
+
+    if not isinstance(layer, ERNN):
+        name = type(layer).__name__
+        return Finding((f"{name} solves for no equilibrium: no condition is asked of it.",))
+    diagnosis = diagnose_layer(layer, chosen.features)
+    figures = {"condition": plots.diagnosis_figure(diagnosis)}
+    solver = layer.fixed_point.solver
+    if isinstance(solver, InexactNewton) and len(learned_eta(layer)) > 1:
+        figures["eta"] = plots.eta_figure(learned_eta(layer))
+    if solver.has_tolerance:
+        axes = plots.plot_updates(diagnosis.iterations, diagnosis.result)
+        figures["solves"] = plots.figure_of(axes)
+    return Finding(diagnosis.sentences, figures)
+
+
+def _gradients(layer: nn.Module, chosen: Sample, model: Any) -> Finding:
+    from fixpoint.analysis import plots
+
+    rows = spread(len(chosen.y), SEEN)
+
+    def loss(h: Tensor) -> Tensor:
+        return F.cross_entropy(model.logits(h), chosen.y[rows], reduction="sum")
+
+    norms = gradient_norms(layer, chosen.features[rows], loss)
+    left = (norms / norms[-1]).nanmedian(1)[0]
+    if bool(left.isnan().any()):
+        return Finding(("The loss has no gradient at these windows.",))
+    first, most = left[0].item(), left.max().item()
+    verdict = "neither vanishes nor explodes"
+    if first < LOST:
+        verdict = "vanishes"
+    elif first > 1 / LOST:
+        verdict = "explodes"
+    between = f", up to {most:.2g} between" if most > 1.05 else ""
+    sentence = (
+        f"The gradient of the loss by h_t at t = 1 is {first:.2g} of that at t = {len(left)}"
+        f"{between} (median of {len(rows)} windows): it {verdict}."
+    )
+    axes = plots.plot_gradient_norms({type(layer).__name__: norms})
+    return Finding((sentence,), {"gradients": plots.figure_of(axes)})
+
+
+def _classes(layer: nn.Module, chosen: Sample) -> Finding:
+    """How far apart states of one class are, and those of different classes."""
+    from fixpoint.analysis import plots
+
+    if not chosen.has_classes:
+        return Finding()
+    rows = spread(len(chosen.y), 4 * SEEN)
+    counts = chosen.y[rows].bincount()
+    rows = rows[counts[chosen.y[rows]] > 1]  # pairs of a class
+    if int((counts > 1).sum()) < 2:
+        return Finding()
+    ratio = class_distance_ratio(hidden_states(layer, chosen.features[rows]), chosen.y[rows])
+    known = (~ratio.isnan()).nonzero().flatten().tolist()
+    if not known:
+        return Finding(("The states of all windows are equal.",))
+    first, last = known[0], known[-1]
+    sentence = (
+        f"Two states of one class lie {ratio[first].item():.2f} times as far apart as two of "
+        f"different classes at t = {first + 1}, and {ratio[last].item():.2f} times at "
+        f"t = {last + 1}."
+    )
+    axes = plots.plot_discrimination({type(layer).__name__: ratio})
+    return Finding((sentence,), {"discrimination": plots.figure_of(axes)})
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"--out must be a folder that can be written; {folder} cannot ({error.strerror}): give "
+            "another one"
+        ) from None
+    return folder
+
+
+def _save(figures: dict[str, Any], folder: Path) -> list[Path]:
+    from fixpoint.analysis import plots
+
+    for name, figure in figures.items():
+        plots.save(figure, folder / f"{name}.png")
+    return [folder / f"{name}.png" for name in figures]

@@ -1,0 +1,80 @@
+"""The runs of a comparison: names from the command line to a list of recipes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from fixpoint._messages import unknown_name
+from fixpoint.solvers import SOLVERS
+from fixpoint.training.engine.model_factory import BACKWARDS, resolve
+from fixpoint.training.recipe.schema import Recipe
+
+DEFAULT_SOLVERS = ("inexact-newton", "inexact-newton:2", "picard", "anderson", "broyden")
+
+
+def parse_solver(spec: str) -> tuple[str, int | None]:
+    """ "name" or "name:max_iter" as name and number of updates, None where it is not given.
+
+    Raises:
+        ValueError: the name is unknown or the number is none.
+    """
+    name, colon, count = spec.partition(":")
+    if name not in SOLVERS:
+        raise ValueError(unknown_name("solver", name, SOLVERS))
+    if not colon:
+        return name, None
+    if not count.isdecimal() or int(count) < 1:
+        raise ValueError(
+            f"a solver is NAME or NAME:MAX_ITER with MAX_ITER >= 1; got {spec!r}, try {name}:2"
+        )
+    return name, int(count)
+
+
+def make_grid(
+    base: Recipe,
+    *,
+    datasets: list[str],
+    models: list[str],
+    solvers: list[str],
+    cells: list[str] | None,
+    backwards: list[str] | None,
+    seeds: list[int],
+) -> list[Recipe]:
+    """All combinations; solvers, cells and backwards are those of ernn.
+
+    With `backwards` None each solver gets those that make sense; with `cells` None inexact-newton
+    gets the Jordan cell and solvers with a tolerance the self-feedback cell. The Jordan cell has a
+    U of rank 8 unless `base` has another.
+
+    Raises:
+        ValueError: a name is unknown, or an option belongs to another model.
+    """
+    if backwards == []:
+        raise ValueError(f"--backward takes {' or '.join(BACKWARDS)}, or both by comma; got none")
+    runs = []
+    for dataset, model in itertools.product(datasets, models):
+        options = _ernn_options(base, solvers, cells, backwards) if model == "ernn" else [{}]
+        for own, seed in itertools.product(options, seeds):
+            run = base.changed(dataset=dataset, model=model, seed=seed, **own)
+            runs.append(replace(run, model=resolve(run.model)))
+    return list(dict.fromkeys(runs))
+
+
+def _ernn_options(
+    base: Recipe, solvers: list[str], cells: list[str] | None, backwards: list[str] | None
+) -> list[dict[str, Any]]:
+    options = []
+    for spec in solvers:
+        solver, max_iter = parse_solver(spec)
+        learned = solver == "inexact-newton"
+        for cell in cells or ["jordan" if learned else "self-feedback"]:
+            for backward in backwards or (["unrolled"] if learned else list(BACKWARDS)):
+                own: dict[str, Any] = {"solver": solver, "cell": cell, "backward": backward}
+                if max_iter is not None:
+                    own["max_iter"] = max_iter
+                if cell == "jordan":
+                    own["rank"] = base.model.rank or 8
+                options.append(own)
+    return options

@@ -1,0 +1,94 @@
+"""Runs in processes of their own: one thread each, measured apart, a crash costs one run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fixpoint.training.commands.train import train_recipe
+from fixpoint.training.engine.fit import Epoch
+from fixpoint.training.recipe.schema import Recipe
+
+Outcome = Epoch | dict[str, Any] | str
+"""What comes of a run: epochs, at last its record, or the text of its error."""
+
+
+def run_all(
+    runs: list[Recipe], jobs: int, out: Path | None = None
+) -> Iterator[tuple[Recipe, Outcome]]:
+    """Execute the runs, at most `jobs` at a time, and yield what happens as it happens.
+
+    Checkpoints are kept in `out`; see `train_recipe`.
+
+    On leaving early, by an exception or `close`, the running processes are ended.
+    """
+    context = multiprocessing.get_context("spawn")
+    waiting = list(reversed(runs))
+    running: dict[Connection, tuple[Recipe, Any]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                run = waiting.pop()
+                here, there = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(run, out, there), daemon=True)
+                with _undisturbed():
+                    process.start()
+                    there.close()
+                    running[here] = (run, process)
+            ready = wait(list(running))
+            for connection in [c for c in running if c in ready]:
+                run, process = running[connection]
+                try:
+                    event: Outcome = connection.recv()
+                except EOFError:
+                    process.join()
+                    event = f"its process ended with exit status {process.exitcode}"
+                yield run, event
+                if not isinstance(event, Epoch):
+                    process.join()
+                    del running[connection]
+    finally:
+        for _, process in running.values():
+            process.terminate()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits for the end: nobody would know of a process that is half started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def _work(run: Recipe, out: Path | None, events: Connection) -> None:
+    # A closed pipe means that the parent is gone: sending then ends this process too.
+    torch.set_num_threads(1)
+    try:
+        events.send(train_recipe(run, out, events.send))
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:
+        os._exit(1)
+    except OSError as error:  # says what to do
+        events.send(error.strerror or str(error))
+    except Exception as error:
+        traceback.print_exc()
+        events.send(f"{type(error).__name__}: {error}")

@@ -1,0 +1,186 @@
+"""From the options of a recipe to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from fixpoint import Implicit, Unrolled, make_solver
+from fixpoint._messages import unknown_name
+from fixpoint.backward import Backward
+from fixpoint.data import Dataset
+from fixpoint.models import (
+    CELLS,
+    ERNN,
+    EURNN,
+    UGRNN,
+    EquilibriumMap,
+    FastGRNN,
+    FastRNN,
+    LanguageModel,
+    LastStateClassifier,
+    RecurrentDropout,
+    SpectralRNN,
+)
+from fixpoint.solvers import SOLVERS
+from fixpoint.training.recipe.schema import Model
+
+BACKWARDS: dict[str, type[Backward]] = {"unrolled": Unrolled, "implicit": Implicit}
+
+OWN = (
+    *("nonlinearity", "cell", "solver", "max_iter", "backward", "rtol", "eta", "bound", "rank"),
+    *("reflections", "capacity"),
+)
+"""Options that some layers take and others refuse."""
+
+
+class Layer(NamedTuple):
+    """How to build a recurrent layer of options, input_size and timesteps; which options of `OWN`
+    it takes."""
+
+    build: Callable[[Model, int, int], nn.Module]
+    takes: tuple[str, ...]
+
+
+def _standard(layer: Callable[..., nn.Module], **names: str) -> Layer:
+    """A layer like torch.nn.RNN; `names` are its options of `OWN` under the names that it uses."""
+
+    def build(options: Model, input_size: int, timesteps: int) -> nn.Module:
+        values = {own: getattr(options, name) for name, own in names.items()}
+        given = {own: value for own, value in values.items() if value is not None}
+        return layer(input_size, options.hidden, batch_first=True, **given)
+
+    return Layer(build, tuple(names))
+
+
+def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
+    options = resolve(options)
+    of_solver: dict[str, Any] = {"max_iter": options.max_iter}
+    if options.rtol is None:
+        of_solver |= {"timesteps": timesteps, "eta": 0.01 if options.eta is None else options.eta}
+    else:
+        of_solver |= {"rtol": options.rtol, "atol": 0.1 * options.rtol}
+    names = ("nonlinearity", "bound", "rank")
+    of_cell = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return ERNN(
+        input_size,
+        options.hidden,
+        cell=_cell(str(options.cell), input_size, options.hidden, of_cell),
+        solver=make_solver(str(options.solver), **of_solver),
+        backward=BACKWARDS[str(options.backward)](),
+        batch_first=True,
+    )
+
+
+LAYERS: dict[str, Layer] = {
+    "ernn": Layer(_ernn, tuple(name for name in OWN if name not in ("reflections", "capacity"))),
+    "rnn": _standard(nn.RNN, nonlinearity="nonlinearity"),
+    "lstm": _standard(nn.LSTM),
+    "gru": _standard(nn.GRU),
+    "fastrnn": _standard(FastRNN, nonlinearity="nonlinearity", rank="rank"),
+    "fastgrnn": _standard(FastGRNN, nonlinearity="nonlinearity", rank="rank"),
+    "ugrnn": _standard(UGRNN, nonlinearity="nonlinearity"),
+    "spectralrnn": _standard(SpectralRNN, nonlinearity="nonlinearity", reflections="reflections"),
+    "eurnn": _standard(EURNN, capacity="capacity"),
+}
+"""Every model by the name that recipes and the command line take."""
+
+
+def resolve(options: Model) -> Model:
+    """The options with what None stands for, where they are those of an ERNN.
+
+    inexact-newton takes one step on the Jordan cell, a solver with a tolerance at most 30 on the
+    self-feedback cell. That and the linear cell have ||U||_2 = 0.8, by which an equilibrium exists.
+
+    Raises:
+        ValueError: a name is unknown, or an option belongs to another model.
+    """
+    if options.model not in LAYERS:
+        raise ValueError(unknown_name("model", options.model, LAYERS))
+    takes = LAYERS[options.model].takes
+    for name in OWN:
+        if name not in takes and getattr(options, name) is not None:
+            own = f": its own options are {', '.join(takes)}" if takes else ""
+            raise ValueError(f"{options.model} has no {name}{own}; leave model.{name} out")
+    if options.model != "ernn":
+        return options
+    solver = options.solver or "inexact-newton"
+    learned = solver == "inexact-newton"
+    cell = options.cell or ("jordan" if learned else "self-feedback")
+    for kind, name, known in (
+        ("solver", solver, SOLVERS),
+        ("cell", cell, CELLS),
+        ("backward", options.backward or "unrolled", BACKWARDS),
+    ):
+        if name not in known:
+            raise ValueError(unknown_name(kind, name, known))
+    without = "rtol" if learned else "eta"
+    if getattr(options, without) is not None:
+        raise ValueError(f"the solver {solver} has no {without}; leave model.{without} out")
+    bounded = cell in ("self-feedback", "linear")
+    return replace(
+        options,
+        solver=solver,
+        cell=cell,
+        max_iter=options.max_iter or (1 if learned else 30),
+        backward=options.backward or ("unrolled" if learned else "implicit"),
+        rtol=1e-3 if options.rtol is None and not learned else options.rtol,
+        bound=0.8 if options.bound is None and bounded else options.bound,
+    )
+
+
+def make_model(options: Model, data: Dataset, *, bptt: int = 300) -> nn.Module:
+    """The untrained model: a classifier of the last state, or a language model for a text.
+
+    Args:
+        options: the section `model` of a recipe.
+        data: what it is for; gives the number of features, time steps and classes.
+        bptt: time steps that a language model sees at once.
+
+    Raises:
+        ValueError: a name is unknown, or options do not go together.
+
+    Example:
+        >>> from fixpoint.data import load_dataset
+        >>> from fixpoint.training import Recipe, make_model
+        >>> recipe = Recipe().changed(model="lstm", hidden=8)
+        >>> model = make_model(recipe.model, load_dataset("har2-sample"))
+        >>> type(model.layer).__name__
+        'LSTM'
+    """
+    options = resolve(options)
+    words = len(data.vocabulary)
+    if data.kind == "language-model":
+        layer = _layer(options, options.hidden, bptt)
+        return LanguageModel(layer, options.hidden, words, tied=options.tied)
+    if options.tied:
+        raise ValueError(f"tied is for language models; {data.name} has classes: leave it out")
+    _, timesteps, *channels = data.x_train.shape
+    layer = _layer(options, channels[0] if channels else options.hidden, timesteps)
+    vocabulary = None if channels else words
+    return LastStateClassifier(layer, options.hidden, len(data.classes), vocabulary=vocabulary)
+
+
+def _layer(options: Model, input_size: int, timesteps: int) -> nn.Module:
+    layer = LAYERS[options.model].build(options, input_size, timesteps)
+    shares = {
+        "inputs": options.input_dropout,
+        "weights": options.weight_dropout,
+        "outputs": options.output_dropout,
+    }
+    return RecurrentDropout(layer, **shares) if any(shares.values()) else layer
+
+
+def _cell(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> EquilibriumMap:
+    owners = {
+        "rank": ("jordan",),
+        "bound": ("self-feedback", "linear"),
+        "nonlinearity": ("jordan", "self-feedback", "identity-feedback"),
+    }
+    for option in options:
+        if name not in owners[option]:
+            raise ValueError(f"the {name} cell has no {option}; leave model.{option} out")
+    return CELLS[name](input_size, hidden, **options)

@@ -1,0 +1,77 @@
+"""The data of a run: loaded, split into training and validation, normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fixpoint.data import (
+    Dataset,
+    check_vectors,
+    drop_nonfinite,
+    load_dataset,
+    normalise,
+    validation_split,
+)
+from fixpoint.training.recipe.schema import Data, Recipe, Training
+
+
+class Prepared(NamedTuple):
+    """Data ready for training, and how many training windows were left out for NaN or inf."""
+
+    data: Dataset
+    dropped: int
+
+
+def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
+    """Load (unless given), split and normalise the data of a recipe.
+
+    A validation part is taken off the training part where the data set has none of its own.
+    Statistics of the normalisation come from what is trained on alone; words have none.
+
+    Raises:
+        ValueError: the data set is unknown or damaged, or the recipe needs a validation part or
+            vectors to rotate.
+        OSError: its file is not there.
+    """
+    data = load_dataset(recipe.data.dataset) if data is None else data
+    data, dropped = drop_nonfinite(data)
+    if recipe.data.validation:
+        data = validation_split(data, recipe.data.validation, seed=recipe.training.seed)
+    if data.x_valid is None:
+        _check_needs(recipe.training)
+    elif not len(data.x_valid):
+        raise ValueError(
+            f"data.validation={recipe.data.validation} leaves no window of {len(data.x_train)} for "
+            f"validation in {data.name}: choose a larger share"
+        )
+    rotated = recipe.training.rotate > 0
+    if rotated:
+        check_vectors(data)
+    if recipe.data.normalise != "none" and data.kind == "classification":
+        data = normalise(data, recipe.data.normalise, late=rotated)
+    return Prepared(data, dropped)
+
+
+def preparer() -> Callable[[Recipe], Prepared]:
+    """`prepare` that does equal work once, for as long as it is kept."""
+    known: dict[tuple[Data, Training], Prepared] = {}
+
+    def once(recipe: Recipe) -> Prepared:
+        part = (recipe.data, recipe.training)
+        if part not in known:
+            known[part] = prepare(recipe)
+        return known[part]
+
+    return once
+
+
+def _check_needs(training: Training) -> None:
+    needs = {
+        "training.schedule='plateau'": training.schedule == "plateau",
+        "training.stop_after": training.stop_after is not None,
+        "training.halve_choices": bool(training.halve_choices),
+    }
+    for name, asked in needs.items():
+        if asked:
+            raise ValueError(f"{name} needs a validation part: set data.validation, e.g. to 0.2")

@@ -1,0 +1,171 @@
+"""What is learned: the losses of an epoch, and the score of a part of the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from fixpoint.data import Dataset, check_vectors, random_rotations, rotate, stream_batches
+from fixpoint.training.recipe.schema import Training
+
+
+class Score(NamedTuple):
+    """Mean loss, and accuracy in percent or perplexity."""
+
+    loss: float
+    value: float
+
+
+class Task(Protocol):
+    """What `fit` needs to know of what is learned."""
+
+    metric: str
+    """accuracy or perplexity."""
+    data: Dataset
+    """On the device."""
+
+    def losses(self, model: nn.Module, order: torch.Generator) -> Iterator[tuple[Tensor, int]]:
+        """The loss of each batch of an epoch in turn, and how much it weighs in the mean.
+
+        With several processes each has its share of the batch; the mean over the processes of
+        loss, and of its gradient, is that of the whole batch.
+        """
+
+    def score(self, model: nn.Module, part: str) -> Score:
+        """Of the part "valid" or "test"; every process computes the whole."""
+
+    def probe(self) -> Tensor:
+        """Some of the test inputs, on the device."""
+
+
+class Classification:
+    """Sequences with one class each; batches are index slices of tensors on the device."""
+
+    metric = "accuracy"
+
+    def __init__(self, fabric: Fabric, data: Dataset, training: Training) -> None:
+        self.fabric, self.training = fabric, training
+        self.data = data.to(fabric.device)
+
+    def losses(self, model: nn.Module, order: torch.Generator) -> Iterator[tuple[Tensor, int]]:
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        data, smoothing = self.data, self.training.label_smoothing
+        size = self.training.batch_size
+        for rows in torch.randperm(len(data.x_train), generator=order).split(size):
+            share = len(rows[rank::world]) * world / len(rows)
+            # A process without a share of the last batch takes part with weight 0.
+            part = slice(rank, None, world) if share else slice(1)
+            mine = rows[part].to(self.fabric.device)
+            x = data.x_train[mine]
+            if self.training.rotate:
+                # Drawn for the whole batch, so that any number of processes draws the same.
+                turns = random_rotations(len(rows), self.training.rotate, generator=order)
+                x = rotate(x.float(), data.vectors, turns[part].to(x.device))
+            lengths = () if data.lengths_train is None else (data.lengths_train[mine],)
+            logits = model(data.inputs(x), *lengths)
+            loss = F.cross_entropy(logits, data.y_train[mine], label_smoothing=smoothing)
+            yield (loss if world == 1 else share * loss), len(rows)
+
+    def score(self, model: nn.Module, part: str) -> Score:
+        x, y, lengths = (getattr(self.data, f"{name}_{part}") for name in ("x", "y", "lengths"))
+        return Score(*evaluate(model, x, y, inputs=self.data.inputs, lengths=lengths))
+
+    def probe(self) -> Tensor:
+        return self.data.inputs(self.data.x_test[:512])
+
+
+class LanguageModelling:
+    """The next word of a text, by truncated back-propagation through time.
+
+    The text runs in `batch_size` parallel streams, cut into pieces of `bptt` steps. The state goes
+    on from piece to piece, the gradient does not. Validation and test run alike, so the words
+    that do not fill the streams are left out, fewer than `batch_size`.
+    """
+
+    metric = "perplexity"
+
+    def __init__(self, fabric: Fabric, data: Dataset, training: Training) -> None:
+        self.fabric, self.training = fabric, training
+        if training.batch_size % fabric.world_size:
+            raise ValueError(
+                f"training.batch_size must be a multiple of machine.devices for a text; got "
+                f"{training.batch_size} streams for {fabric.world_size} devices"
+            )
+        self.data = data.to(fabric.device)
+
+    def losses(self, model: nn.Module, order: torch.Generator) -> Iterator[tuple[Tensor, int]]:
+        hx = None
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        smoothing = self.training.label_smoothing
+        for words, following in self._pieces("train"):
+            logits, hx = model(words[rank::world], hx)
+            hx = pytree.tree_map(torch.detach, hx)
+            loss = _word_loss(logits, following[rank::world], label_smoothing=smoothing)
+            yield loss, following.shape[1]
+
+    @torch.no_grad()
+    def score(self, model: nn.Module, part: str) -> Score:
+        model.eval()
+        hx, total, count = None, 0.0, 0
+        for words, following in self._pieces(part):
+            logits, hx = model(words, hx)
+            total += _word_loss(logits, following).item() * following.shape[1]
+            count += following.shape[1]
+        loss = total / count
+        return Score(loss, math.exp(loss) if loss < 700 else math.inf)
+
+    def probe(self) -> Tensor:
+        return next(self._pieces("test"))[0]
+
+    def _pieces(self, part: str) -> Iterator[tuple[Tensor, Tensor]]:
+        x, y = getattr(self.data, f"x_{part}"), getattr(self.data, f"y_{part}")
+        size, steps = self.training.batch_size, self.training.bptt
+        for words, following in stream_batches(x, y, batch_size=size, steps=steps):
+            yield self.data.inputs(words), following
+
+
+def make_task(fabric: Fabric, data: Dataset, training: Training) -> Task:
+    """The task that the data set is.
+
+    Raises:
+        ValueError: `training.rotate` is asked of data without vectors.
+    """
+    if training.rotate:
+        check_vectors(data)
+    kind: Any = LanguageModelling if data.kind == "language-model" else Classification
+    return kind(fabric, data, training)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    batch_size: int = 512,
+    inputs: Callable[[Tensor], Tensor] = lambda rows: rows,
+    lengths: Tensor | None = None,
+) -> tuple[float, float]:
+    """Mean loss and accuracy in percent; windows with non-finite logits count as wrong, and are
+    left out of the loss. `inputs` makes of stored rows what the model takes."""
+    model.eval()
+    parts = [x.split(batch_size)] + ([] if lengths is None else [lengths.split(batch_size)])
+    logits = torch.cat([model(inputs(rows), *ends) for rows, *ends in zip(*parts, strict=True)])
+    good = logits.isfinite().all(1)
+    loss = F.cross_entropy(logits[good], y[good]).item()
+    right = good & (logits.argmax(1) == y)
+    return loss, 100 * right.sum().item() / len(right)
+
+
+def _word_loss(logits: Tensor, following: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """Mean cross entropy of logits (B, T, V) and the words (B, T) that came."""
+    return F.cross_entropy(
+        logits.flatten(0, 1), following.flatten(), label_smoothing=label_smoothing
+    )

@@ -1,0 +1,248 @@
+"""One run: a model made by a recipe, trained, measured and diagnosed."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from fixpoint import Result, __version__
+from fixpoint.analysis import contraction_profile, equilibrium_gap
+from fixpoint.data import Dataset
+from fixpoint.models import (
+    ERNN,
+    LanguageModel,
+    RecurrentDropout,
+    model_size_kb,
+    parameter_count,
+)
+from fixpoint.training.engine.checkpoint import Checkpoint
+from fixpoint.training.engine.fit import Epoch, best_epoch, fit
+from fixpoint.training.engine.memory import PeakMemory
+from fixpoint.training.engine.model_factory import make_model
+from fixpoint.training.engine.tasks import make_task
+from fixpoint.training.recipe.schema import Machine, Recipe
+
+
+def build(recipe: Recipe, data: Dataset) -> nn.Module:
+    """The untrained model of a recipe.
+
+    Raises:
+        ValueError: a name is unknown, or options do not go together.
+    """
+    return make_model(recipe.model, data, bptt=recipe.training.bptt)
+
+
+def make_fabric(machine: Machine) -> Fabric:
+    """What runs on the machine that a recipe describes.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    if machine.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda needs a CUDA device and a CUDA build of torch: use cpu")
+    if machine.device == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("--device mps needs an Apple GPU and macOS 12.3 or later: use cpu")
+    if machine.device == "cpu" and machine.precision.startswith("16"):
+        raise ValueError(
+            f"--precision {machine.precision} needs a GPU: use bf16-mixed or 32-true on the cpu"
+        )
+    if machine.device == "cuda" and machine.devices > torch.cuda.device_count():
+        raise ValueError(
+            f"--devices {machine.devices} was asked for; this machine has "
+            f"{torch.cuda.device_count()} CUDA devices"
+        )
+    return Fabric(
+        accelerator=machine.device,
+        devices=machine.devices,
+        strategy="ddp" if machine.devices > 1 else "auto",
+        precision=machine.precision,
+    )
+
+
+def execute(
+    recipe: Recipe,
+    data: Dataset,
+    report: Callable[[Epoch], None] = lambda epoch: None,
+    *,
+    folder: Path | None = None,
+    fabric: Fabric | None = None,
+) -> dict[str, Any]:
+    """Train the model of a recipe and return its record, ready for JSON.
+
+    Args:
+        data: normalised, see `prepare`.
+        report: called after each epoch, and for each epoch that was done before.
+        folder: where to save after each epoch, and to go on from.
+        fabric: `make_fabric(recipe.machine)` if not given.
+    """
+    fabric = fabric or make_fabric(recipe.machine)
+    with _default_dtype(recipe.machine.precision):
+        return _execute(recipe, data, report, folder, fabric)
+
+
+def _execute(
+    recipe: Recipe,
+    data: Dataset,
+    report: Callable[[Epoch], None],
+    folder: Path | None,
+    fabric: Fabric,
+) -> dict[str, Any]:
+    torch.manual_seed(recipe.training.seed)
+    memory = PeakMemory(fabric.device)
+    memory.start()
+    model = fabric.to_device(build(recipe, data))
+    task = make_task(fabric, data, recipe.training)
+    probe = task.probe()
+    windows, more = (probe[:: max(1, len(probe) // n)][:n] for n in (4, 64))
+    before = _profile(model, windows)
+    epochs = []
+    for epoch in fit(
+        fabric,
+        model,
+        task,
+        recipe.training,
+        checkpoint=Checkpoint(folder) if folder else None,
+        observe=lambda: {**_of_epoch(model, more), "peak_memory_mib": memory.peak()},
+    ):
+        epochs.append(epoch)
+        report(epoch)
+    return {
+        "key": recipe.key,
+        "run": recipe.flat,
+        "label": recipe.label,
+        **_summary(epochs, task.metric),
+        "parameters": parameter_count(model),
+        "size_kb": size_kb(model),
+        **_solve_statistics(model, probe),
+        "epochs": [e._asdict() for e in epochs],
+        "contraction": before and {"before": before, "after": _profile(model, windows)},
+        "versions": {
+            "fixpoint": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "threads": torch.get_num_threads(),
+        "device": str(fabric.device),
+        "machine": platform.processor() or platform.machine(),
+    }
+
+
+def _summary(epochs: list[Epoch], metric: str) -> dict[str, Any]:
+    """Scores of the last and of the best epoch, and of the one that validation would choose."""
+    values = [e.accuracy if metric == "accuracy" else e.perplexity for e in epochs]
+    validated = epochs[-1].valid_score is not None
+    memory = [e.peak_memory_mib for e in epochs if e.peak_memory_mib is not None]
+    return {
+        "metric": metric,
+        f"{metric}_last": values[-1],
+        f"{metric}_best": max(values, key=rank(metric)),
+        f"{metric}_chosen": values[best_epoch(epochs, metric)] if validated else None,
+        "loss": epochs[-1].train_loss,
+        "seconds_per_epoch": sum(e.seconds for e in epochs) / len(epochs),
+        "peak_memory_mib": max(memory, default=None),
+    }
+
+
+@contextmanager
+def _default_dtype(precision: str) -> Iterator[None]:
+    """float64 as the default dtype where all is float64: Fabric gives outputs in the default."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if precision == "64-true" else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def size_kb(model: nn.Module) -> float:
+    """Size of a model in KB as the paper counts: without words' vectors, in or out."""
+    return model_size_kb(model.layer if isinstance(model, LanguageModel) else model)
+
+
+def tuned(
+    recipe: Recipe,
+    run: Callable[[Recipe], dict[str, Any]],
+) -> tuple[Recipe, list[dict[str, Any]]]:
+    """Choose the period of the halvings as the paper does, and give the recipe for all of train.
+
+    Each of `training.halve_choices` is trained on the training part less the validation part; the
+    best validation score over the epochs wins. The recipe returned has that period and no
+    validation part. Without choices it is the recipe given.
+
+    Args:
+        run: trains a recipe and returns its record.
+
+    Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network, section
+        on hyper-parameters.
+    """
+    choices = recipe.training.halve_choices
+    if not choices:
+        return recipe, []
+    trials = []
+    for period in choices:
+        record = run(recipe.changed(halve_every=period, halve_choices=()))
+        metric = record["metric"]
+        history = [Epoch(**e) for e in record["epochs"]]
+        score = history[best_epoch(history, metric)].valid_score
+        trials.append({"halve_every": period, "valid_score": score, "key": record["key"]})
+    best = max(trials, key=lambda trial: rank(metric)(trial["valid_score"]))
+    final = recipe.changed(halve_every=best["halve_every"], halve_choices=(), validation=0.0)
+    return final, trials
+
+
+def rank(metric: str) -> Callable[[Any], float]:
+    """A key by which better scores are larger; NaN is worst."""
+    sign = -1 if metric == "perplexity" else 1
+    return lambda value: -inf if value is None or value != value else sign * value
+
+
+def _layer(model: nn.Module) -> nn.Module:
+    layer: nn.Module = model.layer  # type: ignore[assignment]
+    return layer.layer if isinstance(layer, RecurrentDropout) else layer
+
+
+def _of_epoch(model: nn.Module, x: Tensor) -> dict[str, float | None]:
+    statistics = _solve_statistics(model, x)
+    return {"iterations": statistics["mean_iterations"], "residual": statistics["mean_residual"]}
+
+
+@torch.no_grad()
+def _solve_statistics(model: nn.Module, x: Tensor) -> dict[str, float | None]:
+    """How the solves of the model went, over all sequences of x and time steps."""
+    layer = _layer(model)
+    if not isinstance(layer, ERNN):
+        return {"mean_iterations": None, "mean_residual": None, "share_converged": None}
+    features = _features(model, x)
+    path = layer.trajectory(features)
+    gap = equilibrium_gap(layer.cell, features.transpose(0, 1), path.output.transpose(0, 1))
+    tolerance = layer.fixed_point.solver.has_tolerance
+    converged = (path.result.cpu() == Result.CONVERGED).double().mean().item()
+    return {
+        "mean_iterations": path.iterations.cpu().double().mean().item(),
+        "mean_residual": gap.nanmean().item(),
+        "share_converged": converged if tolerance else None,
+    }
+
+
+@torch.no_grad()
+def _profile(model: nn.Module, windows: Tensor) -> dict[str, Any] | None:
+    layer = _layer(model)
+    if not isinstance(layer, ERNN):
+        return None
+    profile = contraction_profile(layer, _features(model, windows))
+    lists = {name: part.tolist() for name, part in profile._asdict().items()}
+    return {**lists, "share_holding": profile.share_holding}
+
+
+def _features(model: nn.Module, x: Tensor) -> Tensor:
+    """What the layer gets, in the dtype of its weights."""
+    features: Tensor = model.features(x)  # type: ignore[operator]
+    return features.to(next(_layer(model).parameters()).dtype)

@@ -1,0 +1,139 @@
+"""Trained models, out of the folders that a training leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from fixpoint.data import Dataset
+from fixpoint.training.engine.checkpoint import WEIGHTS, Checkpoint
+from fixpoint.training.engine.run_data import prepare
+from fixpoint.training.experiment import build
+from fixpoint.training.recipe.schema import Recipe
+from fixpoint.training.recipe.toml import RECIPE, load_recipe
+
+
+class Trained(NamedTuple):
+    """A trained model, and what belongs to it.
+
+    recipe: what it was trained by.
+    data: what it was trained on, normalised as then.
+    model: with its weights, in evaluation mode, on the CPU; float32, or float64 if trained so.
+    weights: the file that they are from.
+    folder: that of the training.
+    """
+
+    recipe: Recipe
+    data: Dataset
+    model: Any
+    weights: Path
+    folder: Path
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        dtype: torch.dtype = next(self.model.parameters()).dtype
+        return dtype
+
+
+def load_trained(path: Path | str) -> Trained:
+    """The model that `fixpoint train` or `compare` left in a folder, with its data.
+
+    Args:
+        path: the folder of a run, as runs/train/KEY, of which the last checkpoint is taken; one
+            of its checkpoints; or a file of weights in it, as best.safetensors.
+
+    Raises:
+        ValueError: there is no such run, it has no checkpoint yet, or a file of it is damaged.
+        OSError: a file, or that of the data set, is not there.
+
+    Example:
+        >>> import tempfile
+        >>> from fixpoint.training import Recipe, load_trained
+        >>> from fixpoint.training.commands.train import train_recipe
+        >>> recipe = Recipe().changed(model="gru", hidden=4, epochs=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = train_recipe(recipe, Path(folder), lambda epoch: None)
+        ...     load_trained(Path(folder) / recipe.key).model.layer
+        GRU(9, 4, batch_first=True)
+    """
+    folder, weights = _find(Path(path).expanduser())
+    recipe = load_recipe(str(folder / RECIPE))
+    if recipe.training.halve_choices:
+        # The period was chosen on a validation part, the model then trained on all.
+        recipe = recipe.changed(halve_choices=(), validation=0.0)
+    data = prepare(recipe).data
+    model = build(recipe, data)
+    state = _read(weights)
+    if any(value.dtype == torch.float64 for value in state.values()):
+        model.double()
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()).partition(": ")[2]
+        raise ValueError(
+            f"{weights} does not fit the model of {folder / RECIPE} ({reason}): they are of "
+            "different runs, or its data set has changed"
+        ) from None
+    return Trained(recipe, data, model.eval(), weights, folder)
+
+
+def _find(path: Path) -> tuple[Path, Path]:
+    """The folder of the run, and the file of weights in it."""
+    if not path.exists():
+        raise ValueError(
+            f"there is no file or folder {path}: give the folder of a training run, as "
+            "runs/train/KEY"
+        )
+    place = path if path.is_dir() else path.parent
+    of_epoch = place.name.startswith("epoch-")
+    folder = place.parent if of_epoch else place
+    if not (folder / RECIPE).is_file():
+        raise ValueError(f"{path} {_what_instead(path)}")
+    if path.suffix == ".safetensors":
+        return folder, path
+    if of_epoch:
+        return folder, place / WEIGHTS
+    epochs = Checkpoint(folder).epochs
+    if not epochs:
+        raise ValueError(
+            f"{folder} has no checkpoint yet: one is written after each epoch of training"
+        )
+    return folder, epochs[-1] / WEIGHTS
+
+
+def _what_instead(path: Path) -> str:
+    runs = sorted(found.parent for found in path.glob(f"*/{RECIPE}"))
+    if not runs:
+        return (
+            f"is no training run, it has no {RECIPE}: give the folder that `fixpoint train` "
+            "names, as runs/train/KEY"
+        )
+    shown = ", ".join(map(str, runs[:3])) + (", ..." if len(runs) > 3 else "")
+    return f"holds {len(runs)} training run(s): give one, of {shown}"
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        state = load(path.read_bytes())
+    except OSError as error:
+        raise ValueError(
+            f"the weights {path} cannot be read ({error.strerror}): give another checkpoint"
+        ) from None
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is truncated or no safetensors file ({error}): train again, or give another "
+            "checkpoint"
+        ) from None
+    lost = sum(int((~value.isfinite()).sum()) for value in state.values())
+    if lost:
+        raise ValueError(
+            f"{lost} of the weights in {path} are NaN or inf: the training diverged; train again "
+            "with a smaller training.lr, or with training.clip"
+        )
+    return state

@@ -1,0 +1,1 @@
+"""Recipes: every hyper-parameter of a training run."""

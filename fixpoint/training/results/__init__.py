@@ -1,0 +1,1 @@
+"""Records of finished runs, and what is made of them."""

@@ -1,0 +1,53 @@
+import functools
+
+import numpy as np
+import pytest
+
+from fixpoint.data import Dataset, load_dataset
+from fixpoint.data.sources.har import read_har
+from fixpoint.data.sources.sample import read_sample
+from fixpoint.data.storage import folder
+
+
+def full_file(name):
+    """Path of a file of the full data; without it the test is skipped."""
+    path = folder() / name
+    if not path.is_file():
+        pytest.skip(f"needs the full data: {path} is not there (see FIXPOINT_DATA)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def full_har():
+    """Arrays of the full har.npz."""
+    return read_har(full_file("har.npz"))
+
+
+@pytest.fixture(scope="session")
+def full_path():
+    return full_file
+
+
+@pytest.fixture(scope="session")
+def full():
+    """Arrays of a file of the full data, not to be written."""
+
+    @functools.cache
+    def arrays(name):
+        with np.load(full_file(name), allow_pickle=False) as archive:
+            read = dict(archive)
+        for array in read.values():
+            array.flags.writeable = False
+        return read
+
+    return arrays
+
+
+@pytest.fixture(scope="session")
+def sample_arrays():
+    return read_sample()
+
+
+@pytest.fixture(scope="session")
+def sample() -> Dataset:
+    return load_dataset("har2-sample")

@@ -1,0 +1,100 @@
+"""`bound_spectral_norm`: exact, kept through training, and right derivatives of the weight."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.utils import parametrize
+
+from fixpoint.models import bound_spectral_norm
+
+
+def norm(weight):
+    return torch.linalg.matrix_norm(weight.detach().double().flatten(1), 2).item()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 5), (3, 40), (40, 3), (120, 120)])
+@pytest.mark.parametrize("bound", [0.5, 2.0])
+def test_the_norm_is_the_bound(shape, bound):
+    torch.manual_seed(0)
+    linear = bound_spectral_norm(nn.Linear(shape[1], shape[0]), bound=bound)
+    assert norm(linear.weight) == pytest.approx(bound, rel=1e-5)
+
+
+def test_training_cannot_pass_the_bound():
+    """Large steps that make singular values cross, looked at in both modes."""
+    torch.manual_seed(0)
+    linear = bound_spectral_norm(nn.Linear(16, 16), bound=0.8)
+    optimizer = torch.optim.Adam(linear.parameters(), lr=0.1)
+    for step in range(30):
+        linear.train(step % 2 == 0)
+        loss = -linear(torch.randn(8, 16)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert norm(linear.weight) == pytest.approx(0.8, rel=1e-5)
+
+
+def test_derivatives():
+    torch.manual_seed(0)
+    linear = bound_spectral_norm(nn.Linear(4, 3, bias=False).double(), bound=0.7)
+    W = linear.parametrizations.weight.original.detach().clone().requires_grad_()
+
+    def read(W):
+        return linear.parametrizations.weight[0](W)
+
+    assert gradcheck(read, W)
+    assert gradgradcheck(read, W)
+
+
+def test_other_names_convolutions_and_low_precision():
+    conv = bound_spectral_norm(nn.Conv2d(2, 4, 3), bound=0.9)
+    assert norm(conv.weight) == pytest.approx(0.9, rel=1e-5)
+    rnn = bound_spectral_norm(nn.RNN(3, 5), "weight_hh_l0", bound=0.9)
+    assert norm(rnn.weight_hh_l0) == pytest.approx(0.9, rel=1e-5)
+    half = bound_spectral_norm(nn.Linear(8, 8), bound=0.9).bfloat16()
+    assert half.weight.dtype == torch.bfloat16
+    assert norm(half.weight) == pytest.approx(0.9, rel=2**-8)
+
+
+def test_assignment_copy_state_dict_and_removal():
+    torch.manual_seed(0)
+    linear = bound_spectral_norm(nn.Linear(3, 3), bound=0.5)
+    twin = bound_spectral_norm(nn.Linear(3, 3), bound=0.5)
+    twin.load_state_dict(linear.state_dict())
+    for other in (twin, copy.deepcopy(linear)):
+        assert torch.equal(other.weight, linear.weight)
+    linear.weight = torch.eye(3)
+    torch.testing.assert_close(linear.weight, 0.5 * torch.eye(3))
+    parametrize.remove_parametrizations(linear, "weight")
+    torch.testing.assert_close(linear.weight.detach(), 0.5 * torch.eye(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: bound_spectral_norm(nn.Linear(2, 2), bound=0.0),
+            "bound must be a finite number > 0",
+        ),
+        (
+            lambda: bound_spectral_norm(nn.Linear(2, 2), "wieght"),
+            "no weight 'wieght'; it has weight, bias",
+        ),
+        (lambda: bound_spectral_norm(nn.ReLU()), "ReLU has no weight 'weight'; it has none"),
+        (lambda: bound_spectral_norm(nn.Linear(2, 2), "bias"), "bias must have at least two axes"),
+        (
+            lambda: bound_spectral_norm(nn.utils.skip_init(nn.Linear, 2, 2).apply(zero)),
+            "weight is zero",
+        ),
+    ],
+)
+def test_bad_values(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def zero(module):
+    nn.init.zeros_(module.weight)

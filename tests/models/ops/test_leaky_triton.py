@@ -1,0 +1,290 @@
+"""The Triton kernels: interpreted on the CPU, compiled without a GPU, and on a GPU where one is."""
+
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from models.ops.test_leaky import outcome, problem
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fixpoint.models import FastRNNCell
+from fixpoint.models.maps import ACTIVATIONS
+from fixpoint.models.ops.common import dispatch as _operation
+from fixpoint.models.ops.leaky import autograd as fused
+from fixpoint.models.ops.leaky.autograd import fused_scan, scan_reference, unsupported
+from fixpoint.models.rnn import base_cell as recurrent_cell
+
+triton = pytest.importorskip("triton", reason="needs triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from fixpoint.models.ops.leaky import triton as _fused_triton  # noqa: E402
+
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
+"""Bytes of shared memory that a block may have, by compute capability."""
+POINTERS = {
+    "_forward": "U At h S C",
+    "_backward": "G A g S C D V",
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def test_interpreted():
+    """In a process of its own: the decorator reads the variable when Triton is imported."""
+    path = Path(__file__).with_name("interpreted_triton.py")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", path],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"\d\d passed", result.stdout)
+    assert "skipped" not in result.stdout
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """Compile anew, and leave nothing in the home directory."""
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+
+
+@functools.cache
+def compiled(name, kind, n, cut, capability):
+    kernel = getattr(_fused_triton, name)
+    constants = {"n": n, "SIGMA": "tanh", "SIZE": cut.size, "ROWS": cut.rows, "TILE": cut.tile}
+    constants |= {k: True for k in ("KEEP", "HAS_G", "HAS_V") if k in kernel.arg_names}
+    types = dict.fromkeys(constants, "constexpr") | dict.fromkeys(("a", "b", "sums"), "*fp32")
+    types |= dict.fromkeys(POINTERS[name].split(), f"*{kind}")
+    signature = {x: types.get(x, "i32") for x in kernel.arg_names}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, x in enumerate(kernel.arg_names)
+        if signature[x].startswith("*")
+    }
+    return triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
+        target=GPUTarget("cuda", capability, 32),
+        options=cut.options,
+    )
+
+
+def spilled(binary, path):
+    """Bytes of a thread's stack, where registers lie that did not fit: at most a few."""
+    path.write_bytes(binary)
+    tool = triton.knobs.nvidia.cuobjdump.path
+    usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True)
+    return int(re.search(r"STACK:(\d+)", usage.stdout + usage.stderr)[1])
+
+
+@pytest.mark.parametrize("name", POINTERS)
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("n", [80, 128, 256])
+def test_compiles_and_fits(n, kind, capability, name, tmp_path):
+    shared = SHARED[capability]
+    cut = _fused_triton.plan(n, 128, DTYPES[kind], processors=100, shared=shared)
+    kernel = compiled(name, kind, n, cut, capability)
+    assert f".target sm_{capability}" in kernel.asm["ptx"]
+    assert kernel.asm["cubin"][:4] == b"\x7fELF"
+    assert 0 < kernel.metadata.shared <= shared
+    assert spilled(kernel.asm["cubin"], tmp_path / "kernel.cubin") <= 64
+
+
+@pytest.mark.parametrize("name", POINTERS)
+def test_bfloat16_fits_a_small_shared_memory(name, tmp_path):
+    cut = _fused_triton.plan(256, 128, torch.bfloat16, processors=100, shared=SHARED[86])
+    assert cut.tile < cut.size
+    kernel = compiled(name, "bf16", 256, cut, 86)
+    assert kernel.metadata.shared <= SHARED[86]
+    assert spilled(kernel.asm["cubin"], tmp_path / "kernel.cubin") <= 64
+
+
+def test_products_are_exact_in_float32_and_on_tensor_cores_in_bfloat16():
+    for n in (128, 256):
+        for kind, dtype in DTYPES.items():
+            cut = _fused_triton.plan(n, 128, dtype, processors=100, shared=SHARED[80])
+            text = compiled("_forward", kind, n, cut, 80).asm["ptx"]
+            assert ("mma.sync" in text) == (kind == "bf16")
+            assert "tf32" not in text
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("name", POINTERS)
+def test_threads_wait_before_and_after_they_exchange_a_state(name, kind):
+    """The interpreter runs one thread: it cannot miss a barrier."""
+    cut = _fused_triton.plan(256, 128, DTYPES[kind], processors=100, shared=SHARED[86])
+    text = compiled(name, kind, 256, cut, 86).asm["ttgir"]
+    steps = re.findall(r"\b(barrier|store|async_copy)", text)
+    assert "barrier store barrier async_copy" in " ".join(steps)
+
+
+@pytest.mark.parametrize(("B", "rows"), [(1, 1), (199, 1), (200, 2), (399, 2), (400, 4), (9999, 4)])
+def test_rows_fill_the_device(B, rows):
+    cut = _fused_triton.plan(80, B, torch.float32, processors=100, shared=SHARED[80])
+    assert cut.rows == rows
+
+
+@pytest.mark.parametrize(
+    ("T", "B", "n", "K", "kind"),
+    [(1, 1, 1, 1, "fp32"), (2, 1, 16, 1, "bf16"), (3, 16, 7, 2, "fp32")],
+)
+def test_compiles_as_it_is_launched(T, B, n, K, kind, monkeypatch):
+    """A launch compiles for the values of its arguments: a size of 1 can become a constant."""
+    driver = types.SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 80, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    )
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    monkeypatch.setattr(fused, "unsupported", lambda *args, **options: None)
+    monkeypatch.setattr(_operation, "sweeps", lambda name, h: _fused_triton)
+    kernels = []
+
+    class Compiled:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            return lambda *args, **options: kernels.append(
+                self.kernel.warmup(*args, grid=grid, **options)
+            )
+
+    for name in POINTERS:
+        monkeypatch.setattr(_fused_triton, name, Compiled(getattr(_fused_triton, name)))
+    for last_only in (False, True):
+        options = {"activation": "relu", "last_only": last_only}
+        outcome(fused_scan, problem(T, B, n, K, dtype=DTYPES[kind]), **options)
+    assert len(kernels) == 4
+    assert all(kernel.asm["cubin"] for kernel in kernels)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_all_around_the_kernels_stays_on_the_device(dtype, last_only, recompute, monkeypatch):
+    """With meta tensors, which have a device, a dtype and a shape, and no values."""
+    monkeypatch.setattr(fused, "unsupported", lambda *args, **options: None)
+    monkeypatch.setattr(_operation, "sweeps", lambda name, h: _fused_triton)
+    launched = []
+    monkeypatch.setattr(_fused_triton, "_launch", lambda *args, **options: launched.append(args))
+    arguments = {
+        k: v.detach().to("meta").requires_grad_()
+        for k, v in problem(9, 3, 7, 2, 4, dtype=dtype).items()
+    }
+    options = {"activation": "tanh", "last_only": last_only}
+    y = fused_scan(**arguments, recompute=recompute, **options)
+    gradients = torch.autograd.grad(y, list(arguments.values()), torch.empty_like(y))
+    with torch.no_grad():
+        inferred = fused_scan(**arguments, **options)
+    assert y.shape == inferred.shape == ((3, 7) if last_only else (9, 3, 7))
+    for got, expected in zip((y, inferred, *gradients), (y, y, *arguments.values()), strict=True):
+        assert (got.device, got.dtype, got.shape) == (y.device, dtype, expected.shape)
+    for _, _, _, tensors, _ in launched:
+        assert {v.device for v in tensors} == {y.device}
+        assert all(v.is_contiguous() for v in tensors)
+    assert len(launched) == (8 if recompute else 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    "size",
+    [(5, 3, 7, 1, 0), (5, 3, 33, 2, 2), (9, 67, 80, 2, 9), (9, 600, 128, 1, 3), (6, 41, 256, 2, 4)],
+    ids=str,
+)
+def test_on_the_device(size, activation, dtype, last_only):
+    """Off float64 by at most a few times as much as the plain loop in the same type, or an eps."""
+    values = problem(*size, dtype=dtype)
+    double = {k: v.detach().double().requires_grad_() for k, v in values.items()}
+    device = {k: v.detach().cuda().requires_grad_() for k, v in values.items()}
+    options = {"activation": activation, "last_only": last_only}
+    exact = outcome(scan_reference, double, **options)
+    plain, got = (outcome_on_device(f, device, **options) for f in (scan_reference, fused_scan))
+    eps = torch.finfo(dtype).eps
+    for name, e, p, g in zip(["output", *values], exact, plain, got, strict=True):
+        allowed = (
+            4 * (p - e).abs().max() + (16 if dtype == torch.float32 else 2) * eps * e.abs().max()
+        )
+        assert (g - e).abs().max() <= allowed, name
+
+
+def outcome_on_device(scan, arguments, **options):
+    y = scan(**arguments, **options)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    gradients = torch.autograd.grad(y, list(arguments.values()), weights.to(y))
+    return [x.detach().cpu() for x in (y, *gradients)]
+
+
+@pytest.fixture
+def reason(monkeypatch):
+    """What `unsupported` says of arguments on a device that need not be there."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+
+    def ask(n, dtype, **other):
+        shapes = {k: v.shape for k, v in problem(2, 3, n, 1, 2, grad=False).items()}
+        with FakeTensorMode():
+            arguments = {
+                k: torch.empty(shape, dtype=other.get(k, dtype), device="cuda")
+                for k, shape in shapes.items()
+            }
+        return unsupported(**arguments, activation="relu")
+
+    return ask
+
+
+def test_what_the_kernels_take(reason):
+    for dtype in DTYPES.values():
+        assert reason(1, dtype) is None
+        assert reason(256, dtype) is None
+        assert "at most 256 units" in reason(257, dtype)
+    assert reason(4, torch.bfloat16, a=torch.float32, b=torch.float32) is None
+    assert "one dtype, but x is torch.bfloat16 and A" in reason(4, torch.bfloat16, A=torch.float32)
+    assert "one dtype" in reason(4, torch.float32, a=torch.bfloat16)
+    for dtype in (torch.float64, torch.float16):
+        assert "float32 or bfloat16 on a CUDA device" in reason(4, dtype)
+
+
+def test_what_the_kernels_need(reason, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+        assert "autocast is on" in reason(4, torch.float32)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "capability 8.0, and cuda:0 has (7, 5)" in reason(4, torch.float32)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "triton is not installed" in reason(4, torch.float32)
+
+
+def test_autocast_on_a_gpu_multiplies_in_bfloat16(monkeypatch):
+    """What a layer gives to the kernel, and when."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
+    for asked, expected in ((torch.bfloat16, torch.bfloat16), (torch.float16, None)):
+        monkeypatch.setattr(torch, "get_autocast_dtype", lambda device, asked=asked: asked)
+        assert recurrent_cell.dtype_of_products("cuda") == expected
+        assert recurrent_cell.dtype_of_products("cpu") is None
+    monkeypatch.undo()
+    assert recurrent_cell.dtype_of_products("cuda") is None
+
+    monkeypatch.setattr(recurrent_cell, "dtype_of_products", lambda device: torch.bfloat16)
+    monkeypatch.setattr(FastRNNCell, "unsupported_reason", staticmethod(lambda **arguments: None))
+    given = {}
+    monkeypatch.setattr(
+        FastRNNCell,
+        "fused_operation",
+        staticmethod(lambda x, **arguments: given.update(x=x, **arguments)),
+    )
+    FastRNNCell(3, 4).states(torch.zeros(5, 2, 3), torch.zeros(2, 4), last_only=False)
+    assert {given[k].dtype for k in ("x", "h0", "A", "W", "bias")} == {torch.bfloat16}
+    assert given["a"].dtype == given["b"].dtype == torch.float32

@@ -1,0 +1,1 @@
+"""Helpers of the tests: problems with known answers, references, makers of files."""

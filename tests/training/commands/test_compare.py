@@ -1,0 +1,192 @@
+"""`fixpoint compare` from end to end on the bundled sample."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fixpoint.cli.app import app
+
+COMMAND = [sys.executable, "-m", "fixpoint.cli.app"]
+SMALL = ["compare", "--hidden", "4", "--epochs", "1", "--jobs", "1"]
+
+pytestmark = pytest.mark.slow
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [*SMALL, *arguments])
+
+
+def strict(line):
+    """A line of standard JSON, which knows neither NaN nor Infinity."""
+
+    def refuse(constant):
+        raise ValueError(f"{constant} is no JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a small comparison, what was printed and how it ended."""
+    out = tmp_path_factory.mktemp("compare")
+    return out, invoke("--solvers", "inexact-newton,picard", "--out", str(out))
+
+
+def test_it_ends_well(finished):
+    out, result = finished
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    names = {path.name for path in out.iterdir()}
+    keys = {json.loads(line)["key"] for line in (out / "runs.jsonl").read_text().splitlines()}
+    assert names == {"contraction.png", "report.html", "runs.jsonl", *keys}
+    for key in keys:
+        assert {path.name for path in (out / key).iterdir()} == {
+            "recipe.toml",
+            "history.csv",
+            "epoch-0001",
+            ".lock",
+        }
+
+
+def test_one_line_a_run(finished):
+    out, _ = finished
+    records = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
+    assert [(r["label"], r["run"]["backward"], r["run"]["cell"]) for r in records] == [
+        ("inexact-newton K=1", "unrolled", "jordan"),
+        ("picard", "unrolled", "self-feedback"),
+        ("picard", "implicit", "self-feedback"),
+    ]
+    for record in records:
+        assert record["run"]["dataset"] == "har2-sample"
+        assert record["run"]["hidden"] == 4
+        assert 0 < record["accuracy_last"] <= record["accuracy_best"] <= 100
+        assert record["seconds_per_epoch"] > 0
+        assert record["threads"] == 1
+        assert set(record["versions"]) == {"fixpoint", "torch", "python"}
+    assert records[0]["share_converged"] is None
+    assert records[1]["share_converged"] > 0.99
+    # Both backwards start alike; unrolling and the implicit function theorem agree to rtol.
+    assert records[1]["loss"] == pytest.approx(records[2]["loss"], rel=1e-2)
+
+
+def test_lines_are_standard_json(finished):
+    out, _ = finished
+    for line in (out / "runs.jsonl").read_text().splitlines():
+        strict(line)
+
+
+def test_the_figure_is_a_png(finished):
+    out, _ = finished
+    assert (out / "contraction.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_what_is_printed(finished):
+    out, result = finished
+    text = result.stdout
+    assert "756 train + 324 test windows" in text
+    assert "har2-sample, 4 hidden units, 1 epochs, seed 0" in text
+    for name in ("inexact-newton K=1", "jordan, unrolled", "self-feedback, implicit"):
+        assert name in text
+    assert "||I + eta f'|| < 1 at" in text
+    assert str(out / "runs.jsonl") in text
+    assert str(out / "contraction.png") in text
+    assert "inf of the target" not in text
+
+
+def test_running_again_skips_finished_runs(finished):
+    out, _ = finished
+    before = (out / "runs.jsonl").read_bytes()
+    again = invoke("--solvers", "inexact-newton,picard", "--out", str(out))
+    assert again.exit_code == 0
+    assert f"3 of 3 runs are already in {out / 'runs.jsonl'}" in " ".join(again.stdout.split())
+    assert (out / "runs.jsonl").read_bytes() == before
+    assert "jordan, unrolled" in again.stdout
+
+
+TWO = ["--solvers", "inexact-newton,inexact-newton:2"]
+
+
+def started(out):
+    """A comparison of two runs, one at a time, when the first is recorded and the second begins.
+
+    Returns its process and the ids of its children; none are known where there is no /proc.
+    """
+    process = subprocess.Popen(
+        [*COMMAND, *SMALL, *TWO, "--out", out],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    path, deadline = out / "runs.jsonl", time.monotonic() + 60
+    first, children = set(), set()
+    while True:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        children = children_of(process)
+        recorded = path.exists() and path.read_bytes().endswith(b"\n")
+        if recorded and (children - first or not Path("/proc").exists()):
+            return process, children
+        if not recorded:
+            first |= children
+        time.sleep(0.02)
+
+
+def children_of(process):
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return {int(pid) for pid in path.read_text().split()} if path.exists() else set()
+
+
+def gone(pids, seconds=60):
+    deadline = time.monotonic() + seconds
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_a_killed_comparison_goes_on(tmp_path):
+    process, children = started(tmp_path)
+    process.kill()
+    process.communicate(timeout=60)
+    kept = (tmp_path / "runs.jsonl").read_bytes()
+    assert kept.count(b"\n") == 1
+    assert gone(children)  # no run goes on by itself
+
+    result = invoke(*TWO, "--out", str(tmp_path))
+    assert result.exit_code == 0
+    assert "1 of 2 runs are already in" in result.stdout
+    lines = (tmp_path / "runs.jsonl").read_bytes()
+    assert lines.startswith(kept)
+    keys = [json.loads(line)["key"] for line in lines.splitlines()]
+    assert len(keys) == len(set(keys)) == 2
+
+
+def test_stopping_by_hand_keeps_what_is_finished(tmp_path):
+    process, children = started(tmp_path)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.splitlines() == ["Stopped; finished epochs are kept, the same command goes on."]
+    assert (tmp_path / "runs.jsonl").read_bytes().count(b"\n") == 1
+    assert gone(children)
+
+
+def test_models_beside_each_other_and_pairs_that_make_no_sense_left_out(tmp_path):
+    """Jordan with Picard forgets the past."""
+    arguments = ["--models", "ernn,gru", "--solvers", "inexact-newton,picard", "--cell", "jordan"]
+    arguments += ["--backward", "unrolled", "--set", "clip=1.0"]
+    result = invoke(*arguments, "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "Left out: JordanMap sees" in " ".join(result.stdout.split())
+    records = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [r["label"] for r in records] == ["inexact-newton K=1", "gru"]
+    assert all(r["run"]["clip"] == 1.0 for r in records)
+    assert records[1]["contraction"] is None
+    assert "gru" in result.stdout

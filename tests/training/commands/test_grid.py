@@ -1,0 +1,135 @@
+"""From the names of the command line to runs."""
+
+import pytest
+
+from fixpoint.training import Recipe, build, make_grid
+from fixpoint.training.commands.grid import DEFAULT_SOLVERS, parse_solver
+
+
+def grid(**options):
+    settings = {
+        "base": Recipe().changed(hidden=4),
+        "datasets": ["har2-sample"],
+        "models": ["ernn"],
+        "solvers": list(DEFAULT_SOLVERS),
+        "cells": None,
+        "backwards": None,
+        "seeds": [0],
+    } | options
+    return make_grid(settings.pop("base"), **settings)
+
+
+def pairs(runs):
+    models = [run.model for run in runs]
+    return [(m.solver, m.max_iter, m.backward, m.cell) for m in models]
+
+
+def test_defaults_are_the_pairs_that_make_sense():
+    assert pairs(grid()) == [
+        ("inexact-newton", 1, "unrolled", "jordan"),
+        ("inexact-newton", 2, "unrolled", "jordan"),
+        ("picard", 30, "unrolled", "self-feedback"),
+        ("picard", 30, "implicit", "self-feedback"),
+        ("anderson", 30, "unrolled", "self-feedback"),
+        ("anderson", 30, "implicit", "self-feedback"),
+        ("broyden", 30, "unrolled", "self-feedback"),
+        ("broyden", 30, "implicit", "self-feedback"),
+    ]
+
+
+def test_every_default_can_be_built(tiny):
+    for run in grid():
+        model = build(run, tiny)
+        assert model(tiny.x_test[:2]).shape == (2, 2)
+
+
+def test_seeds_multiply_the_runs():
+    runs = grid(solvers=["picard"], backwards=["implicit"], seeds=[3, 1, 3])
+    assert [run.training.seed for run in runs] == [3, 1]
+    assert len({run.key for run in runs}) == 2
+
+
+def test_what_is_asked_for_reaches_every_run():
+    base = Recipe().changed(hidden=5, epochs=7, batch_size=9, lr=0.5, device="cuda")
+    for run in grid(base=base, datasets=["har2"]):
+        assert run.training == base.training
+        assert (run.model.hidden, run.data.dataset, run.machine.device) == (5, "har2", "cuda")
+    assert pairs(grid(solvers=["picard:7"], backwards=["unrolled"], cells=["linear"])) == [
+        ("picard", 7, "unrolled", "linear")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"solvers": ["inexact-newton"], "backwards": ["implicit"]},
+            r"eta receives no gradient under Implicit: use Unrolled\(\)",
+        ),
+        (
+            {"solvers": ["picard"], "cells": ["jordan"]},
+            "JordanMap sees .* or the self-feedback cell",
+        ),
+    ],
+)
+def test_a_pair_that_was_asked_for_is_refused_when_built(tiny, options, message):
+    (run, *_) = grid(**options)
+    with pytest.raises(ValueError, match=message):
+        build(run, tiny)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cells": ["jordon"]}, "unknown cell 'jordon'.*mean 'jordan'"),
+        ({"backwards": ["implict"]}, "unknown backward.*mean 'implicit'"),
+        ({"models": ["lstn"]}, "unknown model.*mean 'lstm'"),
+        ({"solvers": ["picrd"]}, "unknown solver.*mean 'picard'"),
+    ],
+)
+def test_an_unknown_name_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        grid(**options)
+
+
+def test_the_grid_is_the_product():
+    runs = grid(
+        datasets=["har2", "har6"],
+        models=["lstm", "ernn"],
+        solvers=["picard", "anderson"],
+        cells=["self-feedback", "linear"],
+        backwards=["unrolled", "implicit"],
+        seeds=[0, 1],
+    )
+    assert len(runs) == len({run.key for run in runs}) == 2 * 2 * (1 + 2 * 2 * 2)
+    assert [run.label for run in runs[:3]] == ["lstm", "lstm", "picard"]
+    assert {run.model.bound for run in runs if run.model.model == "ernn"} == {0.8}
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("inexact-newton", ("inexact-newton", None)),
+        ("inexact-newton:3", ("inexact-newton", 3)),
+        ("picard", ("picard", None)),
+        ("anderson:12", ("anderson", 12)),
+    ],
+)
+def test_parse_solver(spec, expected):
+    assert parse_solver(spec) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("picrd", "unknown solver 'picrd': expected one of .*; did you mean 'picard'"),
+        ("picard:", "NAME or NAME:MAX_ITER with MAX_ITER >= 1; got 'picard:', try picard:2"),
+        ("picard:0", "got 'picard:0'"),
+        ("picard:-1", "got 'picard:-1'"),
+        ("picard:x", "got 'picard:x'"),
+        ("picard:1.5", r"got 'picard:1\.5'"),
+    ],
+)
+def test_parse_solver_refuses(spec, message):
+    with pytest.raises(ValueError, match=message):
+        parse_solver(spec)

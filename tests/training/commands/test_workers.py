@@ -1,0 +1,49 @@
+"""Runs in processes of their own: one that fails costs no other."""
+
+import multiprocessing.util
+import os
+import signal
+
+import pytest
+
+from fixpoint.training import Epoch, Recipe
+from fixpoint.training.commands.workers import run_all
+
+
+def run(**changes):
+    return Recipe().changed(**{"hidden": 4, "epochs": 2} | changes)
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_costs_no_other(capfd):
+    bad, good = run(dataset="nope"), run()
+    events = list(run_all([bad, good], jobs=1))
+    assert [owner for owner, _ in events] == [bad, good, good, good]
+    assert events[0][1].startswith("ValueError: unknown data set 'nope'")
+    assert [event.number for _, event in events[1:3] if isinstance(event, Epoch)] == [1, 2]
+    assert events[3][1]["key"] == good.key
+    capfd.readouterr()
+
+
+def test_no_runs():
+    assert list(run_all([], jobs=2)) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="starts processes as POSIX systems do")
+def test_stopping_while_a_run_starts_leaves_no_process_behind(monkeypatch, capfd):
+    spawn, started = multiprocessing.util.spawnv_passfds, []
+
+    def interrupted(path, args, fds):
+        pid = spawn(path, args, fds)
+        if "--multiprocessing-fork" in args:
+            started.append(pid)
+            os.kill(os.getpid(), signal.SIGINT)
+        return pid
+
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(run_all([Recipe().changed(hidden=2, epochs=1)], 1))
+    (pid,) = started
+    _, status = os.waitpid(pid, 0)
+    assert os.WTERMSIG(status) == signal.SIGTERM
+    assert capfd.readouterr().err == ""

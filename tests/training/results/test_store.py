@@ -1,0 +1,63 @@
+"""`runs.jsonl`: what is appended is there, a broken end costs one run, anything else is said."""
+
+import json
+
+import pytest
+
+from fixpoint.training.results.store import Records
+
+
+def test_append_and_read(tmp_path):
+    records = Records(tmp_path)
+    assert records.by_key == {}
+    first, second = {"key": "a", "loss": 0.25}, {"key": "b", "epochs": [1, 2], "x": None}
+    records.append(first)
+    assert Records(tmp_path).by_key == {"a": first}
+    records.append(second)
+    assert records.by_key == Records(tmp_path).by_key == {"a": first, "b": second}
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [first, second]
+
+
+def test_the_folder_is_made(tmp_path):
+    Records(tmp_path / "a" / "b").append({"key": "a"})
+    assert (tmp_path / "a" / "b" / "runs.jsonl").read_text() == '{"key": "a"}\n'
+
+
+def test_the_last_record_of_a_key_counts(tmp_path):
+    records = Records(tmp_path)
+    records.append({"key": "a", "n": 1})
+    records.append({"key": "a", "n": 2})
+    assert Records(tmp_path).by_key["a"]["n"] == 2
+
+
+@pytest.mark.parametrize("end", ['{"key": "c", "lo', '{"key": "c"}', "{", '"'])
+def test_a_last_line_that_was_cut_is_dropped(tmp_path, end):
+    path = tmp_path / "runs.jsonl"
+    whole = '{"key": "a"}\n{"key": "b"}\n'
+    path.write_text(whole + end)
+    records = Records(tmp_path)
+    assert list(records.by_key) == ["a", "b"]
+    assert path.read_text() == whole
+    records.append({"key": "d"})
+    assert list(Records(tmp_path).by_key) == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize("line", ['{"key": "b', "", "loss", "5", "[]", "null", "{}"])
+def test_a_broken_line_before_the_last_is_named(tmp_path, line):
+    """Also one that is JSON, but no record."""
+    path = tmp_path / "runs.jsonl"
+    text = f'{{"key": "a"}}\n{line}\n{{"key": "c"}}\n'
+    path.write_text(text)
+    with pytest.raises(
+        ValueError, match=r"line 2 of .*runs\.jsonl.*remove that line, or use another --out folder"
+    ):
+        Records(tmp_path)
+    assert path.read_text() == text
+
+
+def test_a_folder_below_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OSError, match="file"):
+            Records(folder)
