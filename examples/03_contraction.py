@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fixpoint.analysis import diagnose, plots
-from fixpoint.data import load_dataset, normalise
+from fixpoint.data import load_dataset, normalize
 from fixpoint.models import ERNN, LastStateClassifier
 from fixpoint.training import record_training
 
@@ -18,7 +18,7 @@ parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--out", type=Path, default=Path("contraction.png"))
 options = parser.parse_args()
 torch.manual_seed(0)
-data = normalise(load_dataset("har2-sample"))
+data = normalize(load_dataset("har2-sample"))
 _, steps, channels = data.x_train.shape
 layer = ERNN(channels, 32, rank=8, max_iter=2, timesteps=steps, batch_first=True)
 model = LastStateClassifier(layer, 32, len(data.classes))

@@ -10,7 +10,7 @@ import time
 import torch
 
 from fixpoint import Anderson, FixedPoint, Implicit, make_solver
-from fixpoint.data import load_dataset, normalise
+from fixpoint.data import load_dataset, normalize
 from fixpoint.models import ERNN, LastStateClassifier, SelfFeedbackMap
 from fixpoint.models.rnn.scan import scan
 from fixpoint.training import record_training
@@ -19,7 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=5)
 options = parser.parse_args()
 torch.manual_seed(0)
-data = normalise(load_dataset("har2-sample"))
+data = normalize(load_dataset("har2-sample"))
 x_train, x_test = data.x_train[:, ::8], data.x_test[:, ::8]  # 16 of the 128 steps
 cell = SelfFeedbackMap(9, 32, bound=0.9)
 solver = Anderson(rtol=1e-3)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fixpoint.data import load_dataset, normalise
+from fixpoint.data import load_dataset, normalize
 from fixpoint.training import Run, execute
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
@@ -30,7 +30,7 @@ SMALL = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Holds the record of a real, short run, as `fixpoint compare` writes it."""
-    data = normalise(load_dataset("har2-sample"))
+    data = normalize(load_dataset("har2-sample"))
     few = replace(data, x_train=data.x_train[:64], y_train=data.y_train[:64], groups_train=None)
     run = Run(
         dataset="har2-sample",

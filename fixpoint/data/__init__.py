@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fixpoint.data.augmentation import check_vectors, random_rotations, rotate
 from fixpoint.data.bptt import stream_batches
 from fixpoint.data.custom import load
 from fixpoint.data.dataset import Dataset, Kind
-from fixpoint.data.preprocessing import drop_nonfinite, normalise
+from fixpoint.data.preprocessing import drop_nonfinite, normalize
 from fixpoint.data.registry import DATASETS, SOURCES, fingerprint, load_dataset
 from fixpoint.data.splits import validation_split
 
@@ -20,9 +22,18 @@ __all__ = [
     "fingerprint",
     "load",
     "load_dataset",
-    "normalise",
+    "normalize",
     "random_rotations",
     "rotate",
     "stream_batches",
     "validation_split",
 ]
+
+_RENAMED = {"normalise": "normalize"}
+"""Former names, which can still be imported; see CHANGELOG."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        return globals()[_RENAMED[name]]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

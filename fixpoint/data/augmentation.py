@@ -56,7 +56,7 @@ def check_vectors(dataset: Dataset) -> None:
     """Refuse to rotate data that hold no vectors in their own units.
 
     Raises:
-        ValueError: there are none, or `normalise` changed them already.
+        ValueError: there are none, or `normalize` changed them already.
 
     >>> from fixpoint.data import load_dataset
     >>> check_vectors(load_dataset("har2-sample"))
@@ -64,6 +64,6 @@ def check_vectors(dataset: Dataset) -> None:
     if not dataset.vectors:
         raise ValueError(
             f"training.rotate turns vectors of three channels in their own units, and "
-            f"{dataset.name} has none: it is for har2, har6 and har2-sample, normalised late if at "
+            f"{dataset.name} has none: it is for har2, har6 and har2-sample, normalized late if at "
             "all; set it to 0 for others"
         )

@@ -48,7 +48,7 @@ class Dataset:
             group, not by sequence.
         scale, shift: a stored number times `scale` plus `shift` is the value; float32, each of a
             shape that broadcasts to (T, d). None: 1 and 0.
-        asinh: `inputs` gives the inverse hyperbolic sine of these values; see `normalise`.
+        asinh: `inputs` gives the inverse hyperbolic sine of these values; see `normalize`.
         vectors: "classification": triples of channels that are x, y and z of one vector in the
             frame of the sensor, as an acceleration is. Stored numbers may be turned by `rotate`.
         subset: what is missing of the full data set; empty where it is complete.
@@ -114,7 +114,7 @@ class Dataset:
         """What a model takes, of some rows of `x_train`, `x_valid` or `x_test`.
 
         Returns:
-            float32 values (B, T, d) in the units of the data, or normalised where `normalise` was
+            float32 values (B, T, d) in the units of the data, or normalized where `normalize` was
             called; int64 ids, of the shape of `x`, where the data are tokens.
 
         >>> from fixpoint.data import load_dataset

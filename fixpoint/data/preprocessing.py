@@ -29,7 +29,7 @@ def drop_nonfinite(dataset: Dataset) -> tuple[Dataset, int]:
     return take(dataset, "train", keep), int((~keep).sum())
 
 
-def normalise(
+def normalize(
     dataset: Dataset, per: Literal["column", "channel", "asinh"] = "column", *, late: bool = False
 ) -> Dataset:
     """Shift and scale all parts, by statistics of train alone.
@@ -46,12 +46,12 @@ def normalise(
             with MAD the median distance from the median: linear near the median, logarithmic far
             from it, so that the small movements of someone who sits still are seen beside large
             ones. 1.4826 MAD is the s.d. of normal values, and few large ones do not change it.
-        late: leave the stored numbers in their units, and have `inputs` normalise them, so that
+        late: leave the stored numbers in their units, and have `inputs` normalize them, so that
             they can be turned by `rotate` first.
 
     Raises:
         ValueError: another `per`, no finite training window, tokens, which have no units, or data
-            normalised by asinh already.
+            normalized by asinh already.
 
     Source: Kusupati et al., 2018, FastGRNN: A Fast, Accurate, Stable and Tiny Kilobyte Sized Gated
     Recurrent Neural Network ("zero mean - unit variance"); columns and floor as in its EdgeML code.
@@ -59,16 +59,16 @@ def normalise(
     Dependent Variable (asinh).
 
     >>> from fixpoint.data import load_dataset
-    >>> x = normalise(load_dataset("har2-sample")).x_train
+    >>> x = normalize(load_dataset("har2-sample")).x_train
     >>> bool((x.mean(0).abs() < 1e-5).all())
     True
     """
     if per not in ("column", "channel", "asinh"):
         raise ValueError(f"per must be 'column', 'channel' or 'asinh', got {per!r}")
     if dataset.kind != "classification":
-        raise ValueError(f"{dataset.name} holds tokens, which are not normalised: leave it out")
+        raise ValueError(f"{dataset.name} holds tokens, which are not normalized: leave it out")
     if dataset.asinh:
-        raise ValueError(f"{dataset.name} is normalised by asinh already: load it again")
+        raise ValueError(f"{dataset.name} is normalized by asinh already: load it again")
     x = dataset.x_train
     if x.is_floating_point():
         x = x[_finite(x)]
@@ -95,7 +95,7 @@ def normalise(
     stored: dict[str, Any] = {
         f"x_{part}": changed(getattr(dataset, f"x_{part}")) for part in dataset.parts
     }
-    # What is normalised channel by channel is no vector any more.
+    # What is normalized channel by channel is no vector any more.
     return replace(dataset, scale=None, shift=None, vectors=(), **stored)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from fixpoint._messages import unknown_name
-from fixpoint.data import Dataset, load_dataset, normalise
+from fixpoint.data import Dataset, load_dataset, normalize
 from fixpoint.data.sources.toy_walks import toy_walks
 
 
@@ -66,8 +66,8 @@ def draw_figures(
 
 
 def _windows(name: str) -> Dataset:
-    """The data normalised, and as numbers where they are stored smaller."""
-    data = normalise(load_dataset(name))
+    """The data normalized, and as numbers where they are stored smaller."""
+    data = normalize(load_dataset(name))
     if data.kind != "classification":
         raise ValueError(f"{name} holds words; the figures are of windows of numbers, as har2")
     numbers: dict[str, Any] = {

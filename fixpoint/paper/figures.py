@@ -24,7 +24,7 @@ from fixpoint.training.history import record_training
 
 
 class Windows(Protocol):
-    """A data set of sequences, as `fixpoint.data.Dataset`, normalised."""
+    """A data set of sequences, as `fixpoint.data.Dataset`, normalized."""
 
     @property
     def name(self) -> str: ...
@@ -126,7 +126,7 @@ class Runs:
         """The data, or an error that says what to pass."""
         if self.data is None:
             raise ValueError(
-                "this figure needs real windows: build Runs(normalise(load_dataset('har2-sample')))"
+                "this figure needs real windows: build Runs(normalize(load_dataset('har2-sample')))"
             )
         return self.data
 

@@ -78,7 +78,7 @@ def execute(
     """Train the model of a recipe and return its record, ready for JSON.
 
     Args:
-        data: normalised, see `prepare`.
+        data: normalized, see `prepare`.
         report: called after each epoch, and for each epoch that was done before.
         folder: where to save after each epoch, and to go on from.
         fabric: `make_fabric(recipe.machine)` if not given.

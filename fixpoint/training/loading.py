@@ -22,7 +22,7 @@ class Trained(NamedTuple):
     """A trained model, and what belongs to it.
 
     recipe: what it was trained by.
-    data: what it was trained on, normalised as then.
+    data: what it was trained on, normalized as then.
     model: with its weights, in evaluation mode, on the CPU; float32, or float64 if trained so.
     weights: the file that they are from.
     folder: that of the training.

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from fixpoint.data import check_vectors, load_dataset, normalise, random_rotations, rotate
+from fixpoint.data import check_vectors, load_dataset, normalize, random_rotations, rotate
 
 
 def draw(count, degrees, seed=0):
@@ -58,8 +58,8 @@ def test_norms_of_real_windows_stay():
     assert (turned - x).abs().max() > 0.3
 
 
-@pytest.mark.parametrize("name", ["toy-walks", "normalised"])
+@pytest.mark.parametrize("name", ["toy-walks", "normalized"])
 def test_what_holds_no_vectors_is_refused(name):
-    data = normalise(load_dataset("har2-sample")) if name == "normalised" else load_dataset(name)
+    data = normalize(load_dataset("har2-sample")) if name == "normalized" else load_dataset(name)
     with pytest.raises(ValueError, match=r"training\.rotate turns vectors .* has none"):
         check_vectors(data)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fixpoint.data import load, load_dataset, normalise
+from fixpoint.data import load, load_dataset, normalize
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(20, 7, 3)).astype(np.float32)
@@ -80,7 +80,7 @@ def test_small_numbers_stay_small(tmp_path, dtype, stored):
     data = load(save(tmp_path, x=x, y=Y, x_test=x, y_test=Y))
     assert data.x_train.dtype == stored
     assert torch.equal(data.inputs(data.x_test), torch.from_numpy(x.astype(np.float32)))
-    scaled = normalise(data)
+    scaled = normalize(data)
     assert scaled.inputs(scaled.x_train).mean(0).abs().max() < 1e-5
 
 

@@ -1,4 +1,4 @@
-"""Dataset, drop_nonfinite, normalise."""
+"""Dataset, drop_nonfinite, normalize."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.factories import D, N, T, make
 
-from fixpoint.data import Dataset, drop_nonfinite, normalise
+from fixpoint.data import Dataset, drop_nonfinite, normalize
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -31,8 +31,8 @@ def test_what_does_not_fit_together_is_refused(changes, message):
 
 
 @pytest.mark.parametrize(("per", "over"), [("column", 0), ("channel", (0, 1))])
-def test_normalise_gives_train_zero_mean_and_unit_population_sd(per, over):
-    x = normalise(make(), per=per).x_train.double()
+def test_normalize_gives_train_zero_mean_and_unit_population_sd(per, over):
+    x = normalize(make(), per=per).x_train.double()
     # rounding to float32 of x, shift and quotient: a few units in the last place of |x| < 8
     torch.testing.assert_close(x.mean(over), torch.zeros_like(x.mean(over)), rtol=0, atol=32 * EPS)
     sd = x.std(over, correction=0)
@@ -42,25 +42,25 @@ def test_normalise_gives_train_zero_mean_and_unit_population_sd(per, over):
 def test_column_is_the_default_and_channel_keeps_the_shape_in_time():
     data = make()
     ramp = replace(data, x_train=data.x_train + 10 * torch.arange(T).view(1, T, 1))
-    assert torch.equal(normalise(ramp).x_train, normalise(ramp, per="column").x_train)
-    slope = normalise(ramp).x_train.mean(0).diff(dim=0)
+    assert torch.equal(normalize(ramp).x_train, normalize(ramp, per="column").x_train)
+    slope = normalize(ramp).x_train.mean(0).diff(dim=0)
     assert slope.abs().max() < 32 * EPS
-    slope = normalise(ramp, per="channel").x_train.mean(0).diff(dim=0)
+    slope = normalize(ramp, per="channel").x_train.mean(0).diff(dim=0)
     assert slope.min() > 0.3  # 10 over a s.d. of about 17.3
 
 
-def test_normalise_applies_the_train_statistics_to_test():
+def test_normalize_applies_the_train_statistics_to_test():
     data = make()
     mean, std = data.x_train.double().mean(0), data.x_train.double().std(0, correction=0)
     expected = ((data.x_test - mean) / std).float()
-    torch.testing.assert_close(normalise(data).x_test, expected, rtol=0, atol=32 * EPS)
+    torch.testing.assert_close(normalize(data).x_test, expected, rtol=0, atol=32 * EPS)
 
 
 @pytest.mark.parametrize("per", ["column", "channel"])
 def test_test_windows_do_not_change_train(per):
     data = make()
     other = replace(data, x_test=1000 * data.x_test)
-    assert torch.equal(normalise(data, per=per).x_train, normalise(other, per=per).x_train)
+    assert torch.equal(normalize(data, per=per).x_train, normalize(other, per=per).x_train)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1234.5])
@@ -68,7 +68,7 @@ def test_a_constant_column_keeps_its_scale(value):
     data = make()
     data.x_train[:, 2, 1] = value
     data.x_test[:, 2, 1] = value + 1
-    result = normalise(data)
+    result = normalize(data)
     assert torch.equal(result.x_train[:, 2, 1], torch.zeros(N))
     # value + 1 is rounded to float32
     expected = torch.ones(20)
@@ -78,7 +78,7 @@ def test_a_constant_column_keeps_its_scale(value):
 def test_statistics_are_summed_in_float64():
     data = make(x_train=10_000 + make().x_train.repeat(100, 1, 1), groups_train=None,
                 y_train=torch.zeros(100 * N).long())  # fmt: skip
-    result = normalise(data)
+    result = normalize(data)
     expected = data.x_train.double()
     expected = (expected - expected.mean(0)) / expected.std(0, correction=0)
     # the mean is rounded to float32, half a unit in the last place of 8192..16384; the s.d. is ~ 3
@@ -103,17 +103,17 @@ def test_windows_that_are_not_finite(bad):
     assert drop_nonfinite(replace(dirty, groups_train=None))[0].groups_train is None
 
     # the statistics pass them by, dropped or not
-    assert torch.equal(normalise(dirty).x_train[keep], normalise(kept).x_train)
-    assert normalise(dirty).x_test[:4].isfinite().all()
+    assert torch.equal(normalize(dirty).x_train[keep], normalize(kept).x_train)
+    assert normalize(dirty).x_test[:4].isfinite().all()
 
 
-def test_normalise_refuses_what_it_cannot_do():
+def test_normalize_refuses_what_it_cannot_do():
     with pytest.raises(ValueError, match="per must be 'column', 'channel' or 'asinh', got"):
-        normalise(make(), per="row")
+        normalize(make(), per="row")
     with pytest.raises(ValueError, match="at least one training window without NaN or inf"):
-        normalise(make(x_train=torch.full((N, T, D), float("nan"))))
-    with pytest.raises(ValueError, match="toy is normalised by asinh already"):
-        normalise(normalise(small(), "asinh"))
+        normalize(make(x_train=torch.full((N, T, D), float("nan"))))
+    with pytest.raises(ValueError, match="toy is normalized by asinh already"):
+        normalize(normalize(small(), "asinh"))
 
 
 def test_asinh_is_that_of_robust_units():
@@ -126,26 +126,26 @@ def test_asinh_is_that_of_robust_units():
     for part in ("train", "test"):
         x = getattr(data, f"x_{part}")
         expected = torch.from_numpy(np.arcsinh((x.double().numpy() - centre) / spread)).float()
-        got = getattr(normalise(data, "asinh"), f"x_{part}")
+        got = getattr(normalize(data, "asinh"), f"x_{part}")
         torch.testing.assert_close(got, expected, rtol=0, atol=16 * EPS)
     far = replace(data, x_train=data.x_train.clone())
     far.x_train[far.x_train == far.x_train.max()] = 1e6
-    assert torch.equal(normalise(far, "asinh").x_test, normalise(data, "asinh").x_test)
-    constant = normalise(make(x_train=torch.full((N, T, D), 0.1)), "asinh")
+    assert torch.equal(normalize(far, "asinh").x_test, normalize(data, "asinh").x_test)
+    constant = normalize(make(x_train=torch.full((N, T, D), 0.1)), "asinh")
     assert torch.equal(constant.x_train, torch.zeros(N, T, D))
 
 
 @pytest.mark.parametrize("per", ["column", "channel", "asinh"])
-def test_late_the_numbers_stay_and_inputs_normalises(per):
+def test_late_the_numbers_stay_and_inputs_normalizes(per):
     data = make(vectors=((2, 0, 1),))
-    result, expected = normalise(data, per, late=True), normalise(data, per)
+    result, expected = normalize(data, per, late=True), normalize(data, per)
     for part in ("train", "test"):
         x = getattr(result, f"x_{part}")
         assert x is getattr(data, f"x_{part}")
         torch.testing.assert_close(
             result.inputs(x), getattr(expected, f"x_{part}"), rtol=0, atol=64 * EPS
         )
-    # what was normalised channel by channel is not to be turned
+    # what was normalized channel by channel is not to be turned
     assert (result.vectors, expected.vectors) == (data.vectors, ())
 
 
@@ -181,14 +181,14 @@ def test_small_integers_become_values_in_batches():
 
 
 @pytest.mark.parametrize("per", ["column", "channel", "asinh"])
-def test_normalise_leaves_small_integers_small(per):
+def test_normalize_leaves_small_integers_small(per):
     data = small(shift=torch.tensor(0.5))
-    result = normalise(data, per)
+    result = normalize(data, per)
     assert result.x_train is data.x_train
     values = replace(data, scale=None, shift=None, **{
         f"x_{part}": data.inputs(getattr(data, f"x_{part}")) for part in ("train", "test")
     })  # fmt: skip
-    expected = normalise(values, per)
+    expected = normalize(values, per)
     for part in ("train", "test"):
         x = getattr(result, f"x_{part}")
         torch.testing.assert_close(
@@ -197,12 +197,12 @@ def test_normalise_leaves_small_integers_small(per):
     assert drop_nonfinite(data) == (data, 0)
 
 
-def test_the_validation_part_is_normalised_too():
+def test_the_validation_part_is_normalized_too():
     data = make()
     whole = replace(data, x_valid=data.x_test, y_valid=data.y_test)
-    result = normalise(whole)
+    result = normalize(whole)
     assert torch.equal(result.x_valid, result.x_test)
-    assert torch.equal(result.x_train, normalise(data).x_train)
+    assert torch.equal(result.x_train, normalize(data).x_train)
 
 
 def texts(**changes):
@@ -237,8 +237,8 @@ def test_texts_and_streams():
         "Dataset(texts (subset): 3 train + 1 valid + 3 test predictions of the next of 3 words)"
     )
     for data in (texts(), model):
-        with pytest.raises(ValueError, match="texts holds tokens, which are not normalised"):
-            normalise(data)
+        with pytest.raises(ValueError, match="texts holds tokens, which are not normalized"):
+            normalize(data)
 
 
 @pytest.mark.parametrize(

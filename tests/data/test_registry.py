@@ -19,6 +19,14 @@ def test_each_data_set_carries_its_registered_name(name):
     assert data.citation
 
 
+def test_the_former_name_of_normalize_is_importable():
+    from fixpoint.data import normalise, normalize
+
+    assert normalise is normalize
+    with pytest.raises(ImportError, match="nothing"):
+        from fixpoint.data import nothing  # noqa: F401
+
+
 def test_each_data_set_has_a_source_or_needs_none():
     assert set(DATASETS) - set(SOURCES) == {"har2-sample", "toy-walks"}
     assert set(SOURCES) < set(DATASETS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fixpoint.analysis import learned_eta, least_squares_line, plots
-from fixpoint.data import load_dataset, normalise
+from fixpoint.data import load_dataset, normalize
 from fixpoint.data.sources.toy_walks import toy_walks
 from fixpoint.models import ERNN
 from fixpoint.paper.figures import FIGURES, Runs, figure
@@ -17,7 +17,7 @@ from fixpoint.paper.figures import FIGURES, Runs, figure
 @pytest.fixture(scope="module")
 def runs():
     """Two epochs on short windows: how a figure looks does not depend on more."""
-    data = normalise(load_dataset("har2-sample"))
+    data = normalize(load_dataset("har2-sample"))
     short = replace(
         data,
         x_train=data.x_train[:96, ::8],

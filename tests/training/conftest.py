@@ -3,13 +3,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fixpoint.data import Dataset, load_dataset, normalise
+from fixpoint.data import Dataset, load_dataset, normalize
 
 
 @pytest.fixture(scope="session")
 def tiny():
-    """Every 4th window and 8th time step of the sample, normalised: 189 + 81 windows, T = 16."""
-    data = normalise(load_dataset("har2-sample"))
+    """Every 4th window and 8th time step of the sample, normalized: 189 + 81 windows, T = 16."""
+    data = normalize(load_dataset("har2-sample"))
     return replace(
         data,
         x_train=data.x_train[::4, ::8].contiguous(),
@@ -23,7 +23,7 @@ def tiny():
 
 @pytest.fixture(scope="session")
 def late():
-    """Every 12th window and 8th time step of the sample in its units, normalised in batches."""
+    """Every 12th window and 8th time step of the sample in its units, normalized in batches."""
     data = load_dataset("har2-sample")
     few = replace(
         data,
@@ -34,7 +34,7 @@ def late():
         groups_train=None,
         groups_test=None,
     )
-    return normalise(few, "asinh", late=True)
+    return normalize(few, "asinh", late=True)
 
 
 @pytest.fixture(scope="session")

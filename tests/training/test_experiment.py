@@ -36,7 +36,7 @@ def test_equal_runs_have_equal_keys_and_others_do_not():
             {"lr": 0.02},
             {"seed": 1},
             {"batch_size": 64},
-            {"normalise": "channel"},
+            {"normalize": "channel"},
             {"device": "cuda"},
         )
     ]

@@ -35,7 +35,7 @@ def frozen(
     - each `VariationalDropout` keeps one mask;
     - buffers that training changes start each evaluation from their values before the solve, and
       take those of the last evaluation, at z*, when the context ends: the running statistics of
-      a batch normalisation are updated once a solve, by what it sees at the equilibrium;
+      a batch normalization are updated once a solve, by what it sees at the equilibrium;
     - parametrized weights (`bound_spectral_norm`, torch's spectral_norm) are computed
       once, beforehand.
 
@@ -45,9 +45,9 @@ def frozen(
     inside another held map (a `DEQ` in the map of a `DEQ`) joins it. After an error the buffers
     are as before.
 
-    Batch normalisation in training mode makes each row depend on its batch-mates, against the
+    Batch normalization in training mode makes each row depend on its batch-mates, against the
     contract of phi: the solve and its gradient are then of the batch as a whole, so solve to a
-    tolerance that all rows reach, and prefer a normalisation of each sample, such as
+    tolerance that all rows reach, and prefer a normalization of each sample, such as
     `torch.nn.LayerNorm`.
 
     Args:

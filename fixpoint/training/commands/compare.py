@@ -99,7 +99,7 @@ def _buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
         data, dropped = prepared(run)
         if run.data not in shown:
             shown.add(run.data)
-            console.print(f"{data!r}, normalised per {run.data.normalise}", highlight=False)
+            console.print(f"{data!r}, normalized per {run.data.normalize}", highlight=False)
             if dropped:
                 console.print(f"{dropped} training windows hold NaN or inf and are left out")
         try:

@@ -1,4 +1,4 @@
-"""The data of a run: loaded, split into training and validation, normalised."""
+"""The data of a run: loaded, split into training and validation, normalized."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fixpoint.data import (
     check_vectors,
     drop_nonfinite,
     load_dataset,
-    normalise,
+    normalize,
     validation_split,
 )
 from fixpoint.training.recipe.schema import Data, Recipe, Training
@@ -24,10 +24,10 @@ class Prepared(NamedTuple):
 
 
 def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
-    """Load (unless given), split and normalise the data of a recipe.
+    """Load (unless given), split and normalize the data of a recipe.
 
     A validation part is taken off the training part where the data set has none of its own.
-    Statistics of the normalisation come from what is trained on alone; words have none.
+    Statistics of the normalization come from what is trained on alone; words have none.
 
     Raises:
         ValueError: the data set is unknown or damaged, or the recipe needs a validation part or
@@ -48,8 +48,8 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
     rotated = recipe.training.rotate > 0
     if rotated:
         check_vectors(data)
-    if recipe.data.normalise != "none" and data.kind == "classification":
-        data = normalise(data, recipe.data.normalise, late=rotated)
+    if recipe.data.normalize != "none" and data.kind == "classification":
+        data = normalize(data, recipe.data.normalize, late=rotated)
     return Prepared(data, dropped)
 
 

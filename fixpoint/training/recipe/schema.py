@@ -23,7 +23,7 @@ class Data:
     """What is learned."""
 
     dataset: str = key("har2-sample", "data set, a name in fixpoint.data.DATASETS")
-    normalise: Literal["column", "channel", "asinh", "none"] = key(
+    normalize: Literal["column", "channel", "asinh", "none"] = key(
         "column",
         "zero mean, unit s.d. for each (time step, channel) or each channel; asinh about the "
         "median of each channel; or none",
@@ -124,6 +124,9 @@ SECTIONS: dict[str, type] = {
 
 SECTION_OF = {f.name: section for section, kind in SECTIONS.items() for f in fields(kind)}
 
+FORMER = {"normalise": "normalize"}
+"""Keys by the names that they had in older recipes and results, which are read as the new ones."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -161,9 +164,12 @@ class Recipe:
     def key(self) -> str:
         """Name of the recipe: equal recipes (and equal files of a user's own) have equal keys.
 
-        Made of what differs from the defaults, so that a new option leaves old keys as they are.
+        Made of what differs from the defaults, by former names, so that neither a new option nor a
+        new name changes old keys.
         """
-        text = json.dumps(self.differing, sort_keys=True) + fingerprint(self.data.dataset)
+        former = {new: old for old, new in FORMER.items()}
+        values = {former.get(name, name): value for name, value in self.differing.items()}
+        text = json.dumps(values, sort_keys=True) + fingerprint(self.data.dataset)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -205,6 +211,7 @@ def find_key(name: str) -> tuple[str, str]:
     section, dot, rest = name.rpartition(".")
     if dot and section not in SECTIONS:
         raise ValueError(unknown_name("section", section, SECTIONS))
+    rest = FORMER.get(rest, rest)
     known = [k for k, owner in SECTION_OF.items() if not dot or owner == section]
     if rest not in known:
         raise ValueError(unknown_name(f"key of {section}" if dot else "key", rest, known))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fixpoint.training.engine.checkpoint import replace_file
+from fixpoint.training.recipe.schema import FORMER
 
 Record = dict[str, Any]
 
@@ -93,7 +94,11 @@ def _parse(line: str) -> Record | None:
         record = json.loads(line)
     except json.JSONDecodeError:
         return None
-    return record if isinstance(record, dict) and "key" in record else None
+    if not isinstance(record, dict) or "key" not in record:
+        return None
+    if isinstance(run := record.get("run"), dict):
+        record["run"] = {FORMER.get(name, name): value for name, value in run.items()}
+    return record
 
 
 def _standard(value: Any) -> Any:

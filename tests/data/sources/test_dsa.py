@@ -5,7 +5,7 @@ import pytest
 import torch
 from support.factories import table, truncated, write_zip
 
-from fixpoint.data import load_dataset, normalise
+from fixpoint.data import load_dataset, normalize
 from fixpoint.data.sources import dsa
 
 STEP = np.array(5 * ([0.01] * 3 + [0.002] * 3 + [0.0005] * 3))
@@ -91,7 +91,7 @@ def test_the_full_data(full_path):
     expected = data.x_train[7].double().numpy() * STEP
     np.testing.assert_allclose(data.inputs(data.x_train[7:8])[0], expected, rtol=1e-6)
 
-    scaled = normalise(data)
+    scaled = normalize(data)
     assert scaled.x_train is data.x_train
     x = scaled.inputs(scaled.x_train)[:, ::5].double()
     assert x.mean(0).abs().max() < 1e-4

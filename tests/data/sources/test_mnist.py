@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.factories import truncated, write_zip
 
-from fixpoint.data import load_dataset, normalise
+from fixpoint.data import load_dataset, normalize
 from fixpoint.data.sources import mnist
 from fixpoint.data.sources.mnist import permuted_mnist
 
@@ -91,7 +91,7 @@ def test_pixels_come_one_by_one(full):
     assert data.x_train.dtype == torch.uint8  # 47 MB, not 188
     x = data.inputs(data.x_test[:5])
     np.testing.assert_allclose(x[..., 0], arrays["x_test"][:5].reshape(5, 784) / 255, rtol=1e-6)
-    scaled = normalise(data, "channel")
+    scaled = normalize(data, "channel")
     x = scaled.inputs(scaled.x_train).double()
     assert x.mean().abs() < 1e-5
     assert (x.std() - 1).abs() < 1e-5

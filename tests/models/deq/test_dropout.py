@@ -193,7 +193,7 @@ def test_the_implicit_gradient_of_each_of_two_solves_has_its_own_mask():
 # What else changes while it is evaluated.
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     """f(z, x) = 0.3 tanh(BatchNorm(W z + x)), counting its evaluations."""
 
     def __init__(self, D=4):
@@ -210,7 +210,7 @@ class Normalised(nn.Module):
 
 @pytest.mark.parametrize("backward", [Implicit, Unrolled])
 def test_batch_norm_statistics_are_updated_once_a_solve(backward):
-    f = Normalised().double()
+    f = Normalized().double()
     deq = DEQ(f, Picard(rtol=1e-9, atol=0.0, max_iter=200), backward())
     x = 2 + torch.randn(32, 4, dtype=torch.float64)
     z = deq(x)
@@ -227,7 +227,7 @@ def test_batch_norm_statistics_are_updated_once_a_solve(backward):
 
 
 def test_buffers_stay_the_same_tensors_and_evaluation_leaves_them():
-    deq = DEQ(Normalised())
+    deq = DEQ(Normalized())
     before = dict(deq.named_buffers())
     deq(torch.randn(8, 4))
     after = dict(deq.named_buffers())
@@ -240,7 +240,7 @@ def test_buffers_stay_the_same_tensors_and_evaluation_leaves_them():
 
 def test_a_late_evaluation_leaves_the_statistics():
     """As a second derivative makes one, after further solves."""
-    f, x = Normalised(), torch.randn(8, 4)
+    f, x = Normalized(), torch.randn(8, 4)
     with frozen(f) as phi:
         phi(x, x)
     with frozen(f) as other:
@@ -251,7 +251,7 @@ def test_a_late_evaluation_leaves_the_statistics():
 
 
 def test_an_error_leaves_the_buffers_and_the_weights():
-    f = Normalised()
+    f = Normalized()
     bound_spectral_norm(f.W)
     kept = {name: buffer.clone() for name, buffer in f.named_buffers()}
 
@@ -319,7 +319,7 @@ def test_a_deq_in_a_deq_joins_its_map():
     deq(torch.randn(3, 4, dtype=torch.float64))
     # With a new mask at each of its solves the inner equilibrium would jump.
     deq.solution.check()
-    normalised = DEQ(Outer(Normalised().double()), Picard(rtol=1e-7, max_iter=200))
-    normalised(torch.randn(16, 4, dtype=torch.float64))
-    normalised.solution.check()
-    assert normalised.f.inner.f.norm.num_batches_tracked == 1
+    normalized = DEQ(Outer(Normalized().double()), Picard(rtol=1e-7, max_iter=200))
+    normalized(torch.randn(16, 4, dtype=torch.float64))
+    normalized.solution.check()
+    assert normalized.f.inner.f.norm.num_batches_tracked == 1

@@ -117,11 +117,11 @@ def test_validation_is_asked_for(changes, message):
 
 
 def test_rotated_data_stay_in_their_units():
-    data, _ = prepare(Recipe().changed(rotate=30, normalise="asinh"))
+    data, _ = prepare(Recipe().changed(rotate=30, normalize="asinh"))
     raw = load_dataset("har2-sample")
     assert torch.equal(data.x_train, raw.x_train)
     assert data.inputs(data.x_test).median().abs() < 0.1
-    plain, _ = prepare(Recipe().changed(normalise="asinh"))
+    plain, _ = prepare(Recipe().changed(normalize="asinh"))
     torch.testing.assert_close(data.inputs(raw.x_test), plain.x_test, rtol=1e-4, atol=1e-5)
 
 

@@ -78,7 +78,7 @@ def test_it_is_the_plain_loop(tiny):
 
 
 def test_rotations_are_drawn_after_the_order(late):
-    """Against a plain loop; the test windows stay as they are, and both are normalised."""
+    """Against a plain loop; the test windows stay as they are, and both are normalized."""
     given, plain = model(), model()
     epochs = train(given, late, epochs=2, batch_size=40, rotate=30.0, seed=5)
     optimizer = torch.optim.Adam(plain.parameters(), lr=1e-2)
@@ -117,8 +117,8 @@ def test_rotations_do_not_depend_on_the_number_of_processes(late):
         torch.testing.assert_close(seen[rank, 2], seen[0, 1][rank::2], rtol=0, atol=1e-5)
 
 
-def test_data_normalised_already_are_not_rotated(tiny):
-    with pytest.raises(ValueError, match="har2-sample has none: .* normalised late if at all"):
+def test_data_normalized_already_are_not_rotated(tiny):
+    with pytest.raises(ValueError, match="har2-sample has none: .* normalized late if at all"):
         train(model(), tiny, rotate=10.0)
 
 

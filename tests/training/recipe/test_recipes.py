@@ -62,6 +62,14 @@ def test_what_is_wrong_is_said(text, error, message):
         read_recipe(text)
 
 
+def test_the_former_spelling_of_a_key_is_read_and_keeps_the_key_of_a_run():
+    old = read_recipe("[data]\nnormalise = 'asinh'")
+    assert old == read_recipe("[data]\nnormalize = 'asinh'")
+    assert parse_setting("data.normalise=asinh") == ("data.normalize", "asinh")
+    # made when the key was called normalise
+    assert load_recipe("har2-ernn").key == "e683b7cfbc7c"
+
+
 def test_a_whole_number_is_a_number():
     lr = read_recipe("[training]\nlr = 1").training.lr
     assert (lr, type(lr)) == (1.0, float)

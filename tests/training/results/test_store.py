@@ -56,6 +56,11 @@ def test_a_broken_line_before_the_last_is_named(tmp_path, line):
     assert path.read_text() == text
 
 
+def test_records_with_the_former_name_of_a_key_are_read(tmp_path):
+    (tmp_path / "runs.jsonl").write_text('{"key": "a", "run": {"normalise": "asinh"}}\n')
+    assert Records(tmp_path).by_key["a"]["run"] == {"normalize": "asinh"}
+
+
 def test_a_folder_below_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
