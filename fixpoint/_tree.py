@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from fixpoint._torch import tree_flatten, tree_structure, tree_unflatten
 
 Tree = Any
 """A tensor, or a (nested) tuple, list or dict of tensors, whose leaves are (B, ...)."""
 Map = Callable[[Tree], Tree]
 """z -> phi(z): same structure, shapes and dtype; each batch row on its own."""
 
-SINGLE = pytree.tree_structure(0)
+SINGLE = tree_structure(0)
 """The structure of a tree that is one tensor."""
 
 
@@ -30,7 +31,7 @@ class Packing:
 
     def __init__(self, z0: Tree, *, batched: bool = True) -> None:
         single = isinstance(z0, Tensor)
-        leaves, self.structure = ([z0], SINGLE) if single else pytree.tree_flatten(z0)
+        leaves, self.structure = ([z0], SINGLE) if single else tree_flatten(z0)
         _check_leaves(leaves, batched)
         self.batched = batched
         self.shapes = [leaf.shape for leaf in leaves]
@@ -57,7 +58,7 @@ class Packing:
             return matrix
         parts = matrix.split(self.columns, dim=1)
         leaves = [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
-        return pytree.tree_unflatten(leaves, self.structure)
+        return tree_unflatten(leaves, self.structure)
 
     def wrap(self, phi: Map) -> Callable[[Tensor], Tensor]:
         """phi as a map of (B, D) matrices."""
@@ -66,7 +67,7 @@ class Packing:
         return lambda z: self.pack(phi(self.unpack(z)))
 
     def _matching_leaves(self, tree: Tree) -> list[Tensor]:
-        leaves, structure = pytree.tree_flatten(tree)
+        leaves, structure = tree_flatten(tree)
         if structure != self.structure:
             raise ValueError(
                 f"phi must return the structure of its input, {self.structure}; it returned "

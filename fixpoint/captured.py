@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from fixpoint._torch import TorchDispatchMode, tree_leaves
 
 
-def track(phi: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, list[Tensor]]:
+def captured_tensors(phi: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, list[Tensor]]:
     """phi(z) and the tensors other than z that its gradient leads to: parameters, inputs.
 
     They are seen as arguments of the operations inside phi, which no other operation inside phi
@@ -53,11 +53,11 @@ class _Arguments(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        for x in pytree.tree_leaves((args, kwargs)):
+        for x in tree_leaves((args, kwargs)):
             if isinstance(x, Tensor) and x.requires_grad and not self._is_made(x):
                 self.outer[id(x)] = x
         out = func(*args, **(kwargs or {}))
-        for x in pytree.tree_leaves(out):
+        for x in tree_leaves(out):
             if isinstance(x, Tensor):
                 self.made[id(x)] = weakref.ref(x)
         return out

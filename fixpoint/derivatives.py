@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fixpoint._torch import inside_transform
+
 MatrixMap = Callable[[Tensor], Tensor]
 
 
@@ -76,8 +78,3 @@ def _units(z: Tensor) -> Tensor:
     """Unit vectors for the rows of z, (B, D): (D, B, D)."""
     rows, size = z.shape
     return torch.eye(size, dtype=z.dtype, device=z.device).unsqueeze(1).expand(size, rows, size)
-
-
-def inside_transform() -> bool:
-    """Whether a torch.func transform (jvp, vmap, jacrev, ...) is active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,6 +1,7 @@
 """Imports point one way, and `import fixpoint` loads torch and nothing heavy."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,16 @@ import fixpoint
 
 PACKAGE = Path(fixpoint.__file__).parent
 LAYERS = (
-    ("_tree", "_messages", "_validation", "solution", "derivatives", "captured", "failure"),
+    (
+        "_torch",
+        "_tree",
+        "_messages",
+        "_validation",
+        "solution",
+        "derivatives",
+        "captured",
+        "failure",
+    ),
     ("solvers",),
     ("backward",),
     ("fixed_point", "regularization"),
@@ -83,6 +93,14 @@ def test_only_plots_and_charts_import_matplotlib(path):
     roots = {name.split(".")[0] for name in imports(path)}
     drawing = ("fixpoint.analysis.plots.", "fixpoint.analysis.plots.svg")
     assert "matplotlib" not in roots or name_of(path).startswith(drawing)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_only_one_module_uses_private_torch_api(path):
+    private = [n for n in imports(path) if n.startswith("torch.") and "._" in n]
+    text = path.read_text(encoding="utf-8")
+    used = re.findall(r"\btorch\._[a-zA-Z]\w*|\w+\._version\b", text)
+    assert path.name == "_torch.py" or private + used == []
 
 
 @pytest.mark.parametrize(

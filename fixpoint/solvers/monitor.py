@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fixpoint._torch import version
 from fixpoint.solution import Result, Solution, Trace
 from fixpoint.solvers.residual import ResidualNorm, Residuals
 
@@ -48,7 +49,7 @@ class ConvergenceMonitor:
         self.common = 0  # updates made while all samples were active
         self.rest: list[Tensor] = []  # who made each of those after
         self.evaluations = 0
-        self.given = (z, _version(z)), (z, _version(z))  # what phi must leave alone
+        self.given = (z, version(z)), (z, version(z))  # what phi must leave alone
         self.residuals: list[Tensor] = []
         self.iterates: list[Tensor] = []
 
@@ -57,8 +58,8 @@ class ConvergenceMonitor:
     ) -> tuple[Tensor, Tensor]:
         """Measure z with fz = phi(z) and return both, lost samples put back where they were."""
         self.evaluations += 1
-        for x, version in self.given:
-            if _version(x) != version:
+        for x, before in self.given:
+            if version(x) != before:
                 raise RuntimeError(CHANGED)
         measured = self.ruler.measure(z, fz)
         if self.masking or not self.summing_up or not self._observe_unmasked(measured):
@@ -141,7 +142,7 @@ class ConvergenceMonitor:
             if self.solver.check_every > 1 or bool(stuck.any()):
                 self.stuck, self.active = self.stuck | stuck, self.active & ~stuck
                 self.some_stuck, self.all_active = True, False
-        self.given = (proposal, _version(proposal)), (self.fz, _version(self.fz))
+        self.given = (proposal, version(proposal)), (self.fz, version(self.fz))
         return proposal
 
     def solution(self, z: Tensor) -> Solution:
@@ -180,8 +181,3 @@ class ConvergenceMonitor:
 def _rows(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Rows of new where mask, (B,), else of old."""
     return torch.where(mask[:, None], new, old)
-
-
-def _version(x: Tensor) -> int:
-    """How often x was changed in place, 0 where torch does not count it."""
-    return 0 if x.is_inference() else x._version

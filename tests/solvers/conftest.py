@@ -3,9 +3,9 @@
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fixpoint import SOLVERS, make_solver
+from fixpoint._torch import TorchDispatchMode
 
 OWN_OPTIONS = {
     "inexact-newton": {"eta": 1.0, "learn": False, "max_iter": 50, "rtol": 1e-5, "atol": 1e-6}

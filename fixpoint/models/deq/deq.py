@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from fixpoint._torch import tree_leaves, tree_map
 from fixpoint._tree import Tree
 from fixpoint._validation import at_least
 from fixpoint.backward import Backward
@@ -101,19 +101,19 @@ class DEQ(nn.Module):
         """
         with frozen(self.f) as f:
             z = self._solve(f, x, z0)
-            fixed = pytree.tree_map(torch.detach, z)
+            fixed = tree_map(torch.detach, z)
             penalty = jac_reg(lambda z: f(z, x), fixed, samples=samples, generator=generator)
         return z, penalty
 
     def _solve(self, f: Callable[..., Any], x: Tree, z0: Tree | None) -> Tree:
         solution = self.fixed_point(lambda z: f(z, x), self._start(x) if z0 is None else z0)
-        self.solution = solution._replace(z=pytree.tree_map(torch.detach, solution.z))
+        self.solution = solution._replace(z=tree_map(torch.detach, solution.z))
         return solution.z
 
     def _start(self, x: Tree) -> Tree:
         if self.hidden_size is None:
-            return pytree.tree_map(torch.zeros_like, x)
-        leaf = pytree.tree_leaves(x)[0]
+            return tree_map(torch.zeros_like, x)
+        leaf = tree_leaves(x)[0]
         return leaf.new_zeros(leaf.shape[0], self.hidden_size)
 
     def extra_repr(self) -> str:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from fixpoint._messages import unknown_name
+from fixpoint._torch import is_functorch_wrapped_tensor
 from fixpoint._validation import at_least
 from fixpoint.models.maps import ACTIVATIONS
 from fixpoint.models.ops.gated.autograd import gated_scan, gated_scan_reference

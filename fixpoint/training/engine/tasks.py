@@ -10,8 +10,8 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
+from fixpoint._torch import tree_map
 from fixpoint.data import Dataset, check_vectors, random_rotations, rotate, stream_batches
 from fixpoint.training.recipe.schema import Training
 
@@ -106,7 +106,7 @@ class LanguageModelling:
         smoothing = self.training.label_smoothing
         for words, following in self._pieces("train"):
             logits, hx = model(words[rank::world], hx)
-            hx = pytree.tree_map(torch.detach, hx)
+            hx = tree_map(torch.detach, hx)
             loss = _word_loss(logits, following[rank::world], label_smoothing=smoothing)
             yield loss, following.shape[1]
 

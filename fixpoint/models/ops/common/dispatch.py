@@ -10,10 +10,10 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from fixpoint._messages import unknown_name
+from fixpoint._torch import is_functorch_wrapped_tensor
 from fixpoint.models.maps import ACTIVATIONS
 from fixpoint.models.ops.common.buffers import empty
 

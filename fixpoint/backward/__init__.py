@@ -1,0 +1,8 @@
+"""How z* is differentiated: through the updates, or by the implicit function theorem."""
+
+from fixpoint.backward.base import Backward
+from fixpoint.backward.implicit import Implicit
+from fixpoint.backward.phantom import Phantom
+from fixpoint.backward.unrolled import Unrolled
+
+__all__ = ["Backward", "Implicit", "Phantom", "Unrolled"]

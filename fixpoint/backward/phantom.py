@@ -1,0 +1,51 @@
+"""The phantom gradient: a few damped updates made from the solution."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fixpoint._validation import at_least
+from fixpoint.backward.base import Backward, refuse_learned_eta, tracked_updates
+from fixpoint.solution import Solution
+from fixpoint.solvers import IterativeSolver, Picard
+from fixpoint.solvers.base import MatrixMap
+
+
+class Phantom(Backward):
+    """Through a few damped updates z <- z + beta (phi(z) - z) made from z*: a cheap gradient.
+
+    It is the Neumann series of (I - J)^-1 cut after `steps` terms; steps = 1 is Jacobian-free
+    backpropagation. Biased, unless J is small; choose it where a descent direction is enough.
+    The value of z stays z*.
+
+    Args:
+        steps: number of updates.
+        beta: mixing, 1 = undamped.
+
+    Source: Geng et al. (2021), On training implicit models; Fung et al. (2022), JFB:
+        Jacobian-free backpropagation for implicit networks.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Anderson, FixedPoint, Phantom
+        >>> a = torch.tensor([[0.5]], requires_grad=True)
+        >>> layer = FixedPoint(Anderson(), Phantom(steps=2))
+        >>> layer(lambda z: a * z + 1, torch.zeros(1, 1)).z.backward()
+        >>> a.grad  # z* (1 + a)
+        tensor([[3.]])
+    """
+
+    def __init__(self, steps: int = 1, *, beta: float = 1.0) -> None:
+        super().__init__()
+        self.updates = Picard(max_iter=at_least(1, steps=steps), beta=beta, rtol=0.0, atol=0.0)
+
+    def check(self, solver: IterativeSolver) -> None:
+        refuse_learned_eta(solver, "Phantom")
+
+    def solve(self, solver: IterativeSolver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
+        with torch.no_grad():
+            solution = solver.run(phi, z0, t)
+        if not torch.is_grad_enabled():
+            return solution
+        return tracked_updates(solution, self.updates, phi, t)
