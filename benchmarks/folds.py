@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fixpoint.data import Dataset, load_dataset
 from fixpoint.data.splits import take
-from fixpoint.training import Recipe, build, execute, load_recipe, prepare
+from fixpoint.training import Recipe, build_model, load_recipe, prepare, run_experiment
 from fixpoint.training.recipe.toml import parse_setting
 
 
@@ -45,9 +45,9 @@ def wrong(recipe: Recipe, data: Dataset) -> Tensor:
     """Which test windows the recipe gets wrong after its last epoch, (N,) bool."""
     ready = prepare(recipe, data).data
     with tempfile.TemporaryDirectory() as folder:
-        execute(recipe, ready, folder=Path(folder))
+        run_experiment(recipe, ready, folder=Path(folder))
         (weights,) = Path(folder).glob("epoch-*/model.safetensors")
-        model = build(recipe, ready)
+        model = build_model(recipe, ready)
         model.load_state_dict(load_file(weights))
     model.eval()
     with torch.no_grad():

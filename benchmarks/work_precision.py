@@ -57,12 +57,13 @@ def main() -> None:
     problems = [p for p in PROBLEMS if p.kind != "none"][: options.limit]
     rows = measure(problems, repeats=1)
     works = {
-        n: [p[AT].work if p[AT].share_converged == 1 else math.inf for p in rows[n]] for n in NAMES
+        n: [p[AT].work if p[AT].fraction_converged == 1 else math.inf for p in rows[n]]
+        for n in NAMES
     }
     common = [
         problem
         for i, problem in enumerate(problems)
-        if all(p.share_converged == 1 for n in NAMES for p in rows[n][i])
+        if all(p.fraction_converged == 1 for n in NAMES for p in rows[n][i])
     ]
     means = {
         name: [average(points) for points in zip(*row, strict=True)]

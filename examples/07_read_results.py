@@ -22,7 +22,7 @@ for record in sorted(records, key=lambda r: -r["accuracy_last"]):
     )
     print(
         f"  {record['mean_iterations']:.1f} updates a time step; the condition holds at "
-        f"{100 * after['share_holding']:.0f} % of the (t, k, window) looked at"
+        f"{100 * after['fraction_holding']:.0f} % of the (t, k, window) looked at"
     )
     losses = ", ".join(f"{epoch['train_loss']:.3f}" for epoch in record["epochs"])
     print(f"  training loss by epoch: {losses}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fixpoint.data import load_dataset, normalize
-from fixpoint.training import Run, execute
+from fixpoint.training import Recipe, run_experiment
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 SMALL = {
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     """Holds the record of a real, short run, as `fixpoint compare` writes it."""
     data = normalize(load_dataset("har2-sample"))
     few = replace(data, x_train=data.x_train[:64], y_train=data.y_train[:64], groups_train=None)
-    run = Run(
+    run = Recipe().changed(
         dataset="har2-sample",
         solver="inexact-newton",
         max_iter=1,
@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
         halve_every=1,
     )
     path = tmp_path_factory.mktemp("runs")
-    (path / "runs.jsonl").write_text(json.dumps(execute(run, few)) + "\n")
+    (path / "runs.jsonl").write_text(json.dumps(run_experiment(run, few)) + "\n")
     return path
 
 

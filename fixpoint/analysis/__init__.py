@@ -16,9 +16,18 @@ from fixpoint.analysis.contraction_profile import (
 )
 from fixpoint.analysis.convergence_rate import ConvergenceRate, convergence_rate, iteration_profile
 from fixpoint.analysis.diagnosis import Diagnosis, describe, diagnose
+from fixpoint.analysis.evenly_spaced import evenly_spaced
 from fixpoint.analysis.hidden_states import gradient_norms, hidden_states, jacobian_spectrum
-from fixpoint.analysis.scalar.iteration import newton_steps, plain_steps, scalar_equilibrium
-from fixpoint.analysis.scalar.tanh import EXPANDING_BAND, equilibrium, equilibrium_derivative
+from fixpoint.analysis.scalar.iteration import (
+    scalar_equilibrium,
+    tanh_newton_steps,
+    tanh_plain_steps,
+)
+from fixpoint.analysis.scalar.tanh import (
+    EXPANDING_BAND,
+    tanh_equilibrium,
+    tanh_equilibrium_derivative,
+)
 from fixpoint.analysis.spectrum import eigenvalues, spectral_radius
 from fixpoint.analysis.training_history import (
     History,
@@ -35,6 +44,12 @@ from fixpoint.analysis.work_precision import (
     residual_curves,
     work_precision,
 )
+
+# The names that these had before.
+equilibrium = tanh_equilibrium
+equilibrium_derivative = tanh_equilibrium_derivative
+plain_steps = tanh_plain_steps
+newton_steps = tanh_newton_steps
 
 __all__ = [
     "EXPANDING_BAND",
@@ -60,6 +75,7 @@ __all__ = [
     "equilibrium",
     "equilibrium_derivative",
     "equilibrium_gap",
+    "evenly_spaced",
     "feasible_eta",
     "gradient_error",
     "gradient_norms",
@@ -75,6 +91,10 @@ __all__ = [
     "residual_curves",
     "scalar_equilibrium",
     "spectral_radius",
+    "tanh_equilibrium",
+    "tanh_equilibrium_derivative",
+    "tanh_newton_steps",
+    "tanh_plain_steps",
     "trajectories",
     "work_precision",
 ]

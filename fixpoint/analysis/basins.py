@@ -48,7 +48,7 @@ def basins(
         size: starts along each axis.
         same: solutions nearer than this are one root.
         roots: known ones, (R, 2), which come first and in this order, so that two solvers share
-            their colours.
+            their colors.
 
     Example:
         >>> import torch

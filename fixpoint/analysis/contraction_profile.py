@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fixpoint.analysis.contraction import contraction, feasible_eta
+from fixpoint.analysis.evenly_spaced import evenly_spaced
 from fixpoint.models import ERNN, EquilibriumMap
 from fixpoint.solvers import InexactNewton, Picard
 
@@ -28,8 +29,8 @@ class ContractionProfile(NamedTuple):
     upper: Tensor
 
     @property
-    def share_holding(self) -> float:
-        """Share of the (t, k, window) at which the condition holds."""
+    def fraction_holding(self) -> float:
+        """Fraction of the (t, k, window) at which the condition holds."""
         return (self.norm < 1).double().mean().item()
 
 
@@ -71,7 +72,7 @@ def contraction_profile(layer: ERNN, x: Tensor, *, points: int = 16) -> Contract
     output = layer.trajectory(x).output
     output = output.transpose(0, 1) if layer.batch_first else output
     at = layer.cell.maps(time_first)
-    times = torch.linspace(0, T - 1, min(points, T)).round().long()
+    times = evenly_spaced(T, points)
     rows = []
     for t in times.tolist():
         past = output[t - 1] if t else torch.zeros_like(output[0])

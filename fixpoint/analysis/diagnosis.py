@@ -13,6 +13,7 @@ from fixpoint.analysis.contraction_profile import (
     contraction_profile,
     equilibrium_gap,
 )
+from fixpoint.analysis.evenly_spaced import evenly_spaced
 from fixpoint.analysis.hidden_states import recurrent_layer, time_first
 from fixpoint.models import ERNN
 from fixpoint.solution import RESULT_TEXT, Result
@@ -81,7 +82,7 @@ def diagnose(model: nn.Module, x: Tensor, *, points: int = 32, windows: int = 8)
         path = layer.trajectory(x)
         steps = time_first(layer, x)
         gap = equilibrium_gap(layer.cell, steps, time_first(layer, path.output))
-        rows = torch.linspace(0, steps.shape[1] - 1, min(windows, steps.shape[1])).round().long()
+        rows = evenly_spaced(steps.shape[1], windows)
         some = x[rows] if layer.batch_first else x[:, rows]
         profile = contraction_profile(layer, some, points=points)
     finally:

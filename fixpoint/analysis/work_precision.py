@@ -76,7 +76,7 @@ class WorkPoint(NamedTuple):
     """One solver at one tolerance.
 
     rtol: relative tolerance asked for; atol is 0.
-    share_converged: share of the samples that met it.
+    fraction_converged: share of the samples that met it.
     residual: largest rms(phi(z) - z) / rms(phi(z)) of the samples that did, NaN where none did.
     error: largest rms(z - root) / rms(root) of those, NaN without a root.
     work: evaluations and Jacobian-vector products for the whole batch.
@@ -84,7 +84,7 @@ class WorkPoint(NamedTuple):
     """
 
     rtol: float
-    share_converged: float
+    fraction_converged: float
     residual: float
     error: float
     work: float

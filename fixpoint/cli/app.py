@@ -155,11 +155,11 @@ def train(
     }
     with _one_line("Stopped; the same command goes on after the last finished epoch."):
         from fixpoint.training import load_recipe
-        from fixpoint.training.commands.train import train as run
+        from fixpoint.training.commands.single_run import train_and_show
         from fixpoint.training.recipe.schema import Recipe
 
         base = Recipe() if recipe is None else load_recipe(recipe)
-        run(
+        train_and_show(
             console, _override(base, settings, flags), out=out, fresh=fresh, tensorboard=tensorboard
         )
 
@@ -220,7 +220,7 @@ def compare(
     }
     with _one_line("Stopped; finished epochs are kept, the same command goes on."):
         from fixpoint.training import make_grid
-        from fixpoint.training.commands.compare import compare as run
+        from fixpoint.training.commands.comparison import run_comparison
         from fixpoint.training.recipe.schema import Recipe
 
         runs = make_grid(
@@ -232,7 +232,7 @@ def compare(
             backwards=None if backward is None else _split(backward),
             seeds=_integers("--seeds", seeds),
         )
-        run(console, runs, out=out, jobs=jobs or _cores(device))
+        run_comparison(console, runs, out=out, jobs=jobs or _cores(device))
 
 
 @app.command()
@@ -252,9 +252,9 @@ def diagnose(
 ) -> None:
     """Say in plain sentences, and draw, whether a trained model converges on its data."""
     with _one_line("Stopped."):
-        from fixpoint.training.commands.diagnose import diagnose as run
+        from fixpoint.training.commands.run_diagnosis import diagnose_run
 
-        run(console, checkpoint, out=out, part=part, windows=windows)
+        diagnose_run(console, checkpoint, out=out, part=part, windows=windows)
 
 
 @app.command()
@@ -268,7 +268,7 @@ def report(
 ) -> None:
     """Write one self-contained page of finished runs: tables, curves, convergence."""
     with _one_line("Stopped."):
-        from fixpoint.training.results.report import write_report
+        from fixpoint.training.results.html_report import write_report
 
         path = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "report.html"
         count = write_report(runs, path)
@@ -308,12 +308,12 @@ def reproduce(
         )
         return
     with _one_line("Stopped; finished epochs are kept, the same command goes on."):
-        from fixpoint.paper.reproduce import reproduce as run
+        from fixpoint.paper.table_runs import reproduce_table
         from fixpoint.training.recipe.toml import parse_setting
 
         changes = dict(parse_setting(text) for text in settings or [])
         changes |= {"device": device} | ({} if epochs is None else {"epochs": epochs})
-        run(
+        reproduce_table(
             console,
             target,
             out=out,

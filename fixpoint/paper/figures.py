@@ -14,6 +14,7 @@ from fixpoint._messages import unknown_name
 from fixpoint.analysis import plots
 from fixpoint.analysis.basins import basins, trajectories
 from fixpoint.analysis.contraction_profile import contraction_profile, learned_eta
+from fixpoint.analysis.evenly_spaced import evenly_spaced
 from fixpoint.analysis.hidden_states import gradient_norms, recurrent_layer
 from fixpoint.analysis.plots import Figure
 from fixpoint.analysis.training_history import History, discrimination, parameter_drift
@@ -85,7 +86,7 @@ class Runs:
         """RNN, LSTM, FastRNN and ERNN with K = 1 and 2 on the windows."""
         data, n = self.windows, self.hidden
         d = data.x_train.shape[2]
-        few = data.x_test[:: max(1, len(data.x_test) // 4)][:4]
+        few = data.x_test[evenly_spaced(len(data.x_test), 4)]
         layers: dict[str, Callable[[], nn.Module]] = {
             "RNN": lambda: nn.RNN(d, n, batch_first=True),
             "LSTM": lambda: nn.LSTM(d, n, batch_first=True),
@@ -182,7 +183,7 @@ def h1(runs: Runs) -> Figure:
 def h2(runs: Runs) -> Figure:
     """H2: discrimination of the states over time on test walks (figure val, b)."""
     data = runs.toy_walks
-    few = slice(None, None, max(1, len(data.x_test) // 1000))
+    few = evenly_spaced(len(data.x_test), 1000)
     x, y = data.x_test[few], data.y_test[few]
     return plots.figure_of(
         plots.plot_discrimination({n: discrimination(m, x, y) for n, (m, _) in runs.toy.items()})

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fixpoint.analysis import evenly_spaced
 from fixpoint.data import stream_batches
 from fixpoint.training.loading import Trained
 
 
-class Sample(NamedTuple):
+class Subset(NamedTuple):
     """Some windows of a data set, finite and of one length.
 
     features: what the recurrent layer gets, (B, T, d).
@@ -29,7 +30,7 @@ class Sample(NamedTuple):
 
 
 @torch.no_grad()
-def sample(trained: Trained, part: str, count: int) -> Sample:
+def subset(trained: Trained, part: str, count: int) -> Subset:
     """At most `count` windows of train, valid or test, spread evenly.
 
     Windows that hold NaN or inf count for the score alone. Texts of different lengths are cut
@@ -47,19 +48,10 @@ def sample(trained: Trained, part: str, count: int) -> Sample:
     return (_of_text if data.kind == "language-model" else _of_windows)(trained, part, count)
 
 
-def spread(total: int, count: int) -> Tensor:
-    """At most `count` indices below `total`, evenly.
-
-    >>> spread(9, 3).tolist()
-    [0, 4, 8]
-    """
-    return torch.linspace(0, total - 1, min(total, count), dtype=torch.float64).round().long()
-
-
-def _of_windows(trained: Trained, part: str, count: int) -> Sample:
+def _of_windows(trained: Trained, part: str, count: int) -> Subset:
     data, model = trained.data, trained.model
     x, y, lengths = (getattr(data, f"{name}_{part}") for name in ("x", "y", "lengths"))
-    total, rows = len(x), spread(len(x), count)
+    total, rows = len(x), evenly_spaced(len(x), count)
     x, y = data.inputs(x[rows]), y[rows]
     ends = [] if lengths is None else [lengths[rows]]
     x = x.to(trained.dtype) if x.is_floating_point() else x
@@ -80,10 +72,10 @@ def _of_windows(trained: Trained, part: str, count: int) -> Sample:
         sentences.append(f"{int((~keep).sum())} of them hold NaN or inf and are left out below.")
     if not bool(keep.any()):
         raise ValueError(f"no {part} window of {data.name} is finite, so there is nothing to see")
-    return Sample(model.features(x[keep]), y[keep], True, tuple(sentences))
+    return Subset(model.features(x[keep]), y[keep], True, tuple(sentences))
 
 
-def _of_text(trained: Trained, part: str, count: int) -> Sample:
+def _of_text(trained: Trained, part: str, count: int) -> Subset:
     data, training = trained.data, trained.recipe.training
     x, y = (getattr(data, f"{name}_{part}") for name in ("x", "y"))
     pieces = stream_batches(x, y, batch_size=training.batch_size, steps=training.bptt)
@@ -95,7 +87,7 @@ def _of_text(trained: Trained, part: str, count: int) -> Sample:
         f"{math.exp(loss) if loss < 700 else math.inf:.1f}."
     )
     features = trained.model.features(data.inputs(words))
-    return Sample(features, following[:, -1], False, (sentence,))
+    return Subset(features, following[:, -1], False, (sentence,))
 
 
 def _by_class(right: Tensor, y: Tensor, classes: tuple[str, ...]) -> str:

@@ -14,7 +14,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from fixpoint import Result, __version__
-from fixpoint.analysis import contraction_profile, equilibrium_gap
+from fixpoint.analysis import contraction_profile, equilibrium_gap, evenly_spaced
 from fixpoint.data import Dataset
 from fixpoint.models import (
     ERNN,
@@ -31,7 +31,7 @@ from fixpoint.training.engine.tasks import make_task
 from fixpoint.training.recipe.schema import Machine, Recipe
 
 
-def build(recipe: Recipe, data: Dataset) -> nn.Module:
+def build_model(recipe: Recipe, data: Dataset) -> nn.Module:
     """The untrained model of a recipe.
 
     Raises:
@@ -67,7 +67,7 @@ def make_fabric(machine: Machine) -> Fabric:
     )
 
 
-def execute(
+def run_experiment(
     recipe: Recipe,
     data: Dataset,
     report: Callable[[Epoch], None] = lambda epoch: None,
@@ -85,10 +85,10 @@ def execute(
     """
     fabric = fabric or make_fabric(recipe.machine)
     with _default_dtype(recipe.machine.precision):
-        return _execute(recipe, data, report, folder, fabric)
+        return _run(recipe, data, report, folder, fabric)
 
 
-def _execute(
+def _run(
     recipe: Recipe,
     data: Dataset,
     report: Callable[[Epoch], None],
@@ -98,10 +98,10 @@ def _execute(
     torch.manual_seed(recipe.training.seed)
     memory = PeakMemory(fabric.device)
     memory.start()
-    model = fabric.to_device(build(recipe, data))
+    model = fabric.to_device(build_model(recipe, data))
     task = make_task(fabric, data, recipe.training)
     probe = task.probe()
-    windows, more = (probe[:: max(1, len(probe) // n)][:n] for n in (4, 64))
+    windows, more = (probe[evenly_spaced(len(probe), n)] for n in (4, 64))
     before = _profile(model, windows)
     epochs = []
     for epoch in fit(
@@ -219,7 +219,7 @@ def _solve_statistics(model: nn.Module, x: Tensor) -> dict[str, float | None]:
     """How the solves of the model went, over all sequences of x and time steps."""
     layer = _layer(model)
     if not isinstance(layer, ERNN):
-        return {"mean_iterations": None, "mean_residual": None, "share_converged": None}
+        return {"mean_iterations": None, "mean_residual": None, "fraction_converged": None}
     features = _features(model, x)
     path = layer.trajectory(features)
     gap = equilibrium_gap(layer.cell, features.transpose(0, 1), path.output.transpose(0, 1))
@@ -228,7 +228,7 @@ def _solve_statistics(model: nn.Module, x: Tensor) -> dict[str, float | None]:
     return {
         "mean_iterations": path.iterations.cpu().double().mean().item(),
         "mean_residual": gap.nanmean().item(),
-        "share_converged": converged if tolerance else None,
+        "fraction_converged": converged if tolerance else None,
     }
 
 
@@ -239,7 +239,7 @@ def _profile(model: nn.Module, windows: Tensor) -> dict[str, Any] | None:
         return None
     profile = contraction_profile(layer, _features(model, windows))
     lists = {name: part.tolist() for name, part in profile._asdict().items()}
-    return {**lists, "share_holding": profile.share_holding}
+    return {**lists, "fraction_holding": profile.fraction_holding}
 
 
 def _features(model: nn.Module, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fixpoint.data import Dataset
 from fixpoint.training.engine.checkpoint import WEIGHTS, Checkpoint
 from fixpoint.training.engine.run_data import prepare
-from fixpoint.training.experiment import build
+from fixpoint.training.experiment import build_model
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.recipe.toml import RECIPE, load_recipe
 
@@ -55,7 +55,7 @@ def load_trained(path: Path | str) -> Trained:
     Example:
         >>> import tempfile
         >>> from fixpoint.training import Recipe, load_trained
-        >>> from fixpoint.training.commands.train import train_recipe
+        >>> from fixpoint.training.commands.single_run import train_recipe
         >>> recipe = Recipe().changed(model="gru", hidden=4, epochs=1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = train_recipe(recipe, Path(folder), lambda epoch: None)
@@ -68,7 +68,7 @@ def load_trained(path: Path | str) -> Trained:
         # The period was chosen on a validation part, the model then trained on all.
         recipe = recipe.changed(halve_choices=(), validation=0.0)
     data = prepare(recipe).data
-    model = build(recipe, data)
+    model = build_model(recipe, data)
     state = _read(weights)
     if any(value.dtype == torch.float64 for value in state.values()):
         model.double()

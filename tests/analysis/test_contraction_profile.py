@@ -67,8 +67,8 @@ def test_profile_of_two_steps_against_the_formula(batch_first):
     np.testing.assert_allclose(profile.upper.numpy(), upper, rtol=1e-12)
     assert not profile.lower.any()
     assert not profile.norm.requires_grad
-    assert profile.share_holding == (norm < 1).mean()
-    assert 0 < profile.share_holding < 1  # some of the steps above are negative or too large
+    assert profile.fraction_holding == (norm < 1).mean()
+    assert 0 < profile.fraction_holding < 1  # some of the steps above are negative or too large
 
 
 def test_points_are_spread_over_the_whole_sequence():
@@ -101,7 +101,7 @@ def test_a_tolerance_solver_is_looked_at_where_it_ended():
             # tanh' at the equilibrium is 1 - h^2.
             J = np.diag(1 - output[t, row] ** 2) @ U
             assert profile.norm[t, 0, row].item() == pytest.approx(np.linalg.norm(J, 2), rel=1e-9)
-    assert profile.share_holding == 1.0
+    assert profile.fraction_holding == 1.0
 
 
 def test_a_fixed_number_of_damped_steps():
@@ -121,7 +121,7 @@ def test_negative_steps_are_shown():
     profile = contraction_profile(layer, sample(5, 3, 3))
     assert (profile.eta < 0).all()
     assert (profile.norm > 1).all()
-    assert profile.share_holding == 0.0
+    assert profile.fraction_holding == 0.0
 
 
 @pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fixpoint.analysis import EXPANDING_BAND, equilibrium, equilibrium_derivative
+from fixpoint.analysis import EXPANDING_BAND, tanh_equilibrium, tanh_equilibrium_derivative
 
 # CELLS.md, section 2: alpha, Phi, Phi', from mpmath with 60 digits.
 TABLE = [
@@ -55,14 +55,14 @@ ALPHAS = [
 
 def test_the_table():
     alpha, phi, slope = torch.tensor(TABLE, dtype=torch.float64).unbind(1)
-    torch.testing.assert_close(equilibrium(alpha), phi, rtol=4e-16, atol=0)
-    torch.testing.assert_close(equilibrium_derivative(alpha), slope, rtol=1e-15, atol=0)
+    torch.testing.assert_close(tanh_equilibrium(alpha), phi, rtol=4e-16, atol=0)
+    torch.testing.assert_close(tanh_equilibrium_derivative(alpha), slope, rtol=1e-15, atol=0)
 
 
 def test_every_size_of_alpha_against_mpmath():
     """h to 1.5 roundings, Phi' to 5, over 327 decades."""
     alpha = torch.tensor(ALPHAS, dtype=torch.float64)
-    h, slope = equilibrium(alpha).tolist(), equilibrium_derivative(alpha).tolist()
+    h, slope = tanh_equilibrium(alpha).tolist(), tanh_equilibrium_derivative(alpha).tolist()
     for a, given, given_slope in zip(alpha.tolist(), h, slope, strict=True):
         expected, expected_slope, _ = exact(a)
         assert error(given, expected) < 4e-16, a
@@ -74,39 +74,39 @@ def test_every_size_of_alpha_against_mpmath():
 
 def test_it_is_odd_and_its_derivative_even():
     alpha = torch.tensor(ALPHAS, dtype=torch.float64)
-    assert torch.equal(equilibrium(-alpha), -equilibrium(alpha))
-    assert torch.equal(equilibrium_derivative(-alpha), equilibrium_derivative(alpha))
+    assert torch.equal(tanh_equilibrium(-alpha), -tanh_equilibrium(alpha))
+    assert torch.equal(tanh_equilibrium_derivative(-alpha), tanh_equilibrium_derivative(alpha))
 
 
 def test_it_increases_and_solves_its_equation():
     alpha = torch.linspace(-4, 4, 4001, dtype=torch.float64)
-    h = equilibrium(alpha)
+    h = tanh_equilibrium(alpha)
     assert (h.diff() > 0).all()
     torch.testing.assert_close(torch.tanh(h + alpha), h, rtol=1e-14, atol=1e-15)
 
 
 def test_the_ends():
     alpha = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e300])
-    assert equilibrium(alpha).tolist()[:4] == [0, 0, 1, -1]
-    assert math.copysign(1, equilibrium(alpha)[1].item()) == -1
-    assert equilibrium(alpha).isnan().tolist() == [False] * 4 + [True, False]
-    assert equilibrium_derivative(alpha).tolist()[:4] == [math.inf, math.inf, 0, 0]
-    assert equilibrium_derivative(alpha)[4].isnan()
+    assert tanh_equilibrium(alpha).tolist()[:4] == [0, 0, 1, -1]
+    assert math.copysign(1, tanh_equilibrium(alpha)[1].item()) == -1
+    assert tanh_equilibrium(alpha).isnan().tolist() == [False] * 4 + [True, False]
+    assert tanh_equilibrium_derivative(alpha).tolist()[:4] == [math.inf, math.inf, 0, 0]
+    assert tanh_equilibrium_derivative(alpha)[4].isnan()
 
 
 def test_the_band_in_which_the_slope_exceeds_one():
     assert pytest.approx(0.174267, abs=5e-7) == EXPANDING_BAND
     ends = torch.tensor([0.999, 1.001], dtype=torch.float64) * EXPANDING_BAND
-    inside, outside = equilibrium_derivative(ends).tolist()
+    inside, outside = tanh_equilibrium_derivative(ends).tolist()
     assert outside < 1 < inside
     middle = torch.tensor(EXPANDING_BAND, dtype=torch.float64)
-    assert equilibrium_derivative(middle).item() == pytest.approx(1, rel=1e-14)
+    assert tanh_equilibrium_derivative(middle).item() == pytest.approx(1, rel=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_low_precision_is_the_float64_answer_rounded(dtype):
     alpha = torch.tensor([1e-3, 0.2, -0.7, 3.0]).to(dtype)
-    for f in (equilibrium, equilibrium_derivative):
+    for f in (tanh_equilibrium, tanh_equilibrium_derivative):
         assert f(alpha).dtype == dtype
         assert torch.equal(f(alpha), f(alpha.double()).to(dtype))
 
@@ -114,11 +114,11 @@ def test_low_precision_is_the_float64_answer_rounded(dtype):
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 1, 4)])
 def test_any_shape(shape):
     alpha = torch.rand(shape, dtype=torch.float64)
-    given = equilibrium(alpha)
+    given = tanh_equilibrium(alpha)
     assert given.shape == shape
-    assert torch.equal(given.flatten(), equilibrium(alpha.flatten()))
+    assert torch.equal(given.flatten(), tanh_equilibrium(alpha.flatten()))
     assert torch.equal(
-        equilibrium(alpha.mT if len(shape) > 1 else alpha).flatten().sort()[0],
+        tanh_equilibrium(alpha.mT if len(shape) > 1 else alpha).flatten().sort()[0],
         given.flatten().sort()[0],
     )
 
@@ -128,8 +128,8 @@ def test_any_shape(shape):
 
 def test_first_and_second_derivative_by_autograd_against_mpmath():
     alpha = torch.tensor(ALPHAS[5:], dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(equilibrium(alpha).sum(), alpha, create_graph=True)
-    assert torch.equal(slope, equilibrium_derivative(alpha))
+    (slope,) = torch.autograd.grad(tanh_equilibrium(alpha).sum(), alpha, create_graph=True)
+    assert torch.equal(slope, tanh_equilibrium_derivative(alpha))
     (curve,) = torch.autograd.grad(slope.sum(), alpha)
     for a, given in zip(alpha.tolist(), curve.tolist(), strict=True):
         expected = exact(a)[2]
@@ -145,7 +145,7 @@ def test_fourth_derivative_against_mpmath():
                 lambda x: mpmath.sign(x) * mpmath.tanh(_drive(abs(x))), mpmath.mpf(a), 4
             )
         alpha = torch.tensor(a, dtype=torch.float64, requires_grad=True)
-        value = equilibrium(alpha)
+        value = tanh_equilibrium(alpha)
         for _ in range(4):
             (value,) = torch.autograd.grad(value, alpha, create_graph=True)
         assert error(value.item(), expected) < 1e-13
@@ -157,28 +157,28 @@ def _drive(alpha):
 
 def test_gradcheck_in_both_modes():
     alpha = torch.tensor([0.3, -0.2, 1.5], dtype=torch.float64, requires_grad=True)
-    for f in (equilibrium, equilibrium_derivative):
+    for f in (tanh_equilibrium, tanh_equilibrium_derivative):
         assert torch.autograd.gradcheck(f, alpha, check_forward_ad=True)
         assert torch.autograd.gradgradcheck(f, alpha)
 
 
 def test_transforms():
     alpha = torch.tensor([0.3, -0.2, 1.5], dtype=torch.float64)
-    slope = equilibrium_derivative(alpha)
-    assert torch.equal(torch.vmap(equilibrium)(alpha), equilibrium(alpha))
-    assert torch.equal(torch.func.vmap(torch.func.grad(equilibrium))(alpha), slope)
-    assert torch.equal(torch.func.jacfwd(equilibrium)(alpha).diagonal(), slope)
+    slope = tanh_equilibrium_derivative(alpha)
+    assert torch.equal(torch.vmap(tanh_equilibrium)(alpha), tanh_equilibrium(alpha))
+    assert torch.equal(torch.func.vmap(torch.func.grad(tanh_equilibrium))(alpha), slope)
+    assert torch.equal(torch.func.jacfwd(tanh_equilibrium)(alpha).diagonal(), slope)
 
 
 def test_a_sample_at_zero_without_part_in_the_loss_leaves_the_gradient_finite():
     alpha = torch.tensor([0.0, 0.5], dtype=torch.float64, requires_grad=True)
-    equilibrium(alpha)[1].backward()
-    assert alpha.grad.tolist() == [0, equilibrium_derivative(alpha)[1].item()]
-    (grad,) = torch.autograd.grad(equilibrium(alpha).sum(), alpha)
+    tanh_equilibrium(alpha)[1].backward()
+    assert alpha.grad.tolist() == [0, tanh_equilibrium_derivative(alpha)[1].item()]
+    (grad,) = torch.autograd.grad(tanh_equilibrium(alpha).sum(), alpha)
     assert grad[0] == math.inf
 
 
 @pytest.mark.parametrize("alpha", [0.5, torch.tensor(1), "x"])
 def test_not_a_floating_point_tensor(alpha):
     with pytest.raises(TypeError, match="alpha must be a floating-point tensor; got"):
-        equilibrium(alpha)
+        tanh_equilibrium(alpha)

@@ -128,7 +128,7 @@ def test_a_method_has_one_look_and_no_two_of_a_kind_share_it():
         looks = [plots.style_of(name) for name in names]
         assert len({look["color"] for look in looks}) == len(looks)
         assert len({look["marker"] for look in looks}) == len(looks)
-        assert {look["color"] for look in looks} <= set(plots.COLOURS.values())
+        assert {look["color"] for look in looks} <= set(plots.COLORS.values())
     own = plots.style_of("my solver")
     assert own == plots.style_of("my solver")
     assert own["label"] == "my solver"

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from fixpoint import Picard, solve
-from fixpoint.analysis import equilibrium, newton_steps, plain_steps, scalar_equilibrium
+from fixpoint.analysis import (
+    scalar_equilibrium,
+    tanh_equilibrium,
+    tanh_newton_steps,
+    tanh_plain_steps,
+)
 
 # CELLS.md, section 2: plain iteration from 0 to 1e-6 and to 1e-10, Newton steps.
 ALPHA = [1e-6, 1e-3, 0.01, 0.1, 0.5, 1, 2, 5]
@@ -20,50 +25,50 @@ def numbers(values):
 
 
 def test_plain_iteration_takes_the_steps_of_the_table():
-    assert plain_steps(numbers(ALPHA[1:])).tolist() == TO_6[1:]
-    assert plain_steps(numbers(ALPHA[1:]), atol=1e-10).tolist() == TO_10[1:]
+    assert tanh_plain_steps(numbers(ALPHA[1:])).tolist() == TO_6[1:]
+    assert tanh_plain_steps(numbers(ALPHA[1:]), atol=1e-10).tolist() == TO_10[1:]
 
 
 def test_plain_iteration_near_zero_takes_the_steps_of_the_table():
-    assert plain_steps(numbers(ALPHA[:1])).tolist() == TO_6[:1]
-    assert plain_steps(numbers(ALPHA[:1]), atol=1e-10).tolist() == TO_10[:1]
+    assert tanh_plain_steps(numbers(ALPHA[:1])).tolist() == TO_6[:1]
+    assert tanh_plain_steps(numbers(ALPHA[:1]), atol=1e-10).tolist() == TO_10[:1]
 
 
 def test_newton_takes_the_steps_of_the_table():
-    assert newton_steps(numbers(ALPHA)).tolist() == NEWTON
-    assert newton_steps(-numbers(ALPHA)).tolist() == NEWTON
-    assert newton_steps(numbers([0.0])).tolist() == [0]
-    assert newton_steps(numbers([0.5]), max_iter=2).tolist() == [-1]
+    assert tanh_newton_steps(numbers(ALPHA)).tolist() == NEWTON
+    assert tanh_newton_steps(-numbers(ALPHA)).tolist() == NEWTON
+    assert tanh_newton_steps(numbers([0.0])).tolist() == [0]
+    assert tanh_newton_steps(numbers([0.5]), max_iter=2).tolist() == [-1]
 
 
 @pytest.mark.parametrize("eta", [0.5, 1.0, 1.5])
 def test_damped_steps_are_those_of_picard(eta):
     """The state before the counted update is farther than atol, the state after it is not."""
     alpha = numbers([[0.05, -0.3], [1.0, 2.0]])
-    steps = plain_steps(alpha, eta=eta, atol=1e-8)
+    steps = tanh_plain_steps(alpha, eta=eta, atol=1e-8)
     for a, n in zip(alpha.flatten(), steps.flatten().tolist(), strict=True):
         path = solve(
             lambda h: torch.tanh(h + a),
             torch.zeros(1, 1, dtype=torch.float64),
             Picard(beta=eta, max_iter=n, rtol=0, atol=0, record="iterates"),
         ).trace.iterates.flatten()
-        far = (path - equilibrium(a)).abs() > 1e-8
+        far = (path - tanh_equilibrium(a)).abs() > 1e-8
         assert far.tolist() == [True] * n + [False]
 
 
 def test_the_largest_step_that_converges():
     """The local rate 1 - eta h^2 is -1 at eta = 2 / h^2."""
     alpha = numbers([0.2])
-    edge = 2 / equilibrium(alpha).item() ** 2
-    assert plain_steps(alpha, eta=0.98 * edge, max_iter=3000).item() > 0
-    assert plain_steps(alpha, eta=1.02 * edge, max_iter=3000).item() == -1
+    edge = 2 / tanh_equilibrium(alpha).item() ** 2
+    assert tanh_plain_steps(alpha, eta=0.98 * edge, max_iter=3000).item() > 0
+    assert tanh_plain_steps(alpha, eta=1.02 * edge, max_iter=3000).item() == -1
 
 
 def test_budget_and_a_start_that_is_near_enough():
-    assert plain_steps(numbers([1e-3]), max_iter=639).tolist() == [-1]
-    assert plain_steps(numbers([1e-3]), max_iter=640).tolist() == [640]
-    assert plain_steps(numbers([0.0, 1e-30])).tolist() == [0, 0]
-    assert plain_steps(numbers([])).shape == (0,)
+    assert tanh_plain_steps(numbers([1e-3]), max_iter=639).tolist() == [-1]
+    assert tanh_plain_steps(numbers([1e-3]), max_iter=640).tolist() == [640]
+    assert tanh_plain_steps(numbers([0.0, 1e-30])).tolist() == [0, 0]
+    assert tanh_plain_steps(numbers([])).shape == (0,)
 
 
 # A user's own map.
@@ -72,7 +77,7 @@ def test_budget_and_a_start_that_is_near_enough():
 def test_tanh_is_phi():
     alpha = numbers([[-3.0, -0.3, 0.01], [0.2, 1.0, 30.0]])
     given = scalar_equilibrium(lambda h, alpha: torch.tanh(h + alpha), alpha)
-    torch.testing.assert_close(given, equilibrium(alpha), rtol=1e-13, atol=0)
+    torch.testing.assert_close(given, tanh_equilibrium(alpha), rtol=1e-13, atol=0)
 
 
 def test_maps_with_known_answers():
@@ -119,13 +124,13 @@ def test_derivatives_of_any_order():
     alpha = numbers([0.3, -0.7, 1.2]).requires_grad_()
     assert torch.autograd.gradcheck(lambda a: scalar_equilibrium(phi, a), alpha)
     assert torch.autograd.gradgradcheck(lambda a: scalar_equilibrium(phi, a), alpha)
-    for f in (equilibrium, lambda a: scalar_equilibrium(phi, a)):
+    for f in (tanh_equilibrium, lambda a: scalar_equilibrium(phi, a)):
         value, found = f(alpha).sum(), []
         for _ in range(3):
             (grad,) = torch.autograd.grad(value, alpha, create_graph=True)
             found.append(grad.detach())
             value = grad.sum()
-        if f is equilibrium:
+        if f is tanh_equilibrium:
             expected = found
     for given, right in zip(found, expected, strict=True):
         torch.testing.assert_close(given, right, rtol=1e-9, atol=0)
@@ -143,11 +148,11 @@ def test_float32():
     alpha = torch.tensor([0.3, -2.0])
     given = scalar_equilibrium(lambda h, a: torch.tanh(h + a), alpha)
     assert given.dtype == torch.float32
-    torch.testing.assert_close(given, equilibrium(alpha), rtol=3e-7, atol=0)
+    torch.testing.assert_close(given, tanh_equilibrium(alpha), rtol=3e-7, atol=0)
 
 
 def test_bad_values():
     with pytest.raises(ValueError, match="lower must be below upper; got 1 and 0"):
         scalar_equilibrium(lambda h, a: a, numbers([0.0]), lower=1, upper=0)
     with pytest.raises(ValueError, match="eta must be"):
-        plain_steps(numbers([0.1]), eta=-1.0)
+        tanh_plain_steps(numbers([0.1]), eta=-1.0)

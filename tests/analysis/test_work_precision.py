@@ -64,7 +64,7 @@ def test_a_work_point_is_what_the_solve_said():
                 solver.with_options(rtol=point.rtol, atol=0.0, max_iter=200),
             )
             assert point.work == solution.evaluations + solution.products
-            assert point.share_converged == 1
+            assert point.fraction_converged == 1
             assert 0 <= point.residual <= point.rtol
             error = (solution.z - problem.root).norm(dim=1) / problem.root.norm(dim=1)
             assert point.error == pytest.approx(error.max().item(), rel=1e-12)
@@ -75,7 +75,7 @@ def test_a_work_point_is_what_the_solve_said():
 
 def test_a_solver_that_fails_has_no_accuracy():
     (point,) = work_precision(lambda z: z + 1, numbers([[0.0]]), {"p": Picard()}, rtols=[1e-9])["p"]
-    assert point.share_converged == 0
+    assert point.fraction_converged == 0
     assert math.isnan(point.residual)
     assert math.isnan(point.error)
     (point,) = work_precision(HALF.phi, HALF.z0, {"p": Picard()}, rtols=[1e-3])["p"]

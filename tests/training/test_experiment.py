@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fixpoint.training import Recipe, build, execute
+from fixpoint.training import Recipe, build_model, run_experiment
 
 RUN = Recipe().changed(
     solver="inexact-newton",
@@ -44,10 +44,10 @@ def test_equal_runs_have_equal_keys_and_others_do_not():
 
 
 def test_the_model_is_what_the_run_says(tiny):
-    model = build(RUN, tiny)
+    model = build_model(RUN, tiny)
     assert model.layer.cell.rank == 2
     assert model.layer.fixed_point.solver.eta.shape == (16, 2)
-    bounded = build(PICARD, tiny)
+    bounded = build_model(PICARD, tiny)
     assert bounded.layer.cell.bound == 0.8
     solver = bounded.layer.fixed_point.solver
     assert (solver.max_iter, solver.rtol, solver.atol) == (30, 1e-3, 1e-4)
@@ -56,7 +56,7 @@ def test_the_model_is_what_the_run_says(tiny):
 @pytest.mark.parametrize("run", [RUN, PICARD], ids=["fixed steps", "tolerance"])
 def test_record(tiny, run):
     seen = []
-    record = execute(run, tiny, seen.append)
+    record = run_experiment(run, tiny, seen.append)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["key"] == run.key
     assert [epoch.number for epoch in seen] == [1, 2]
@@ -73,10 +73,10 @@ def test_record(tiny, run):
     assert record["label"] == ("inexact-newton K=2" if run is RUN else "picard")
     if run is RUN:
         assert record["mean_iterations"] == 2
-        assert record["share_converged"] is None
+        assert record["fraction_converged"] is None
     else:
         assert 1 < record["mean_iterations"] < 30
-        assert record["share_converged"] == 1.0
+        assert record["fraction_converged"] == 1.0
         assert record["mean_residual"] < 1e-2
     before, after = record["contraction"]["before"], record["contraction"]["after"]
     assert len(after["norm"]) == 16
@@ -87,12 +87,12 @@ def test_record(tiny, run):
 
 
 def test_a_run_is_repeatable_whatever_came_before(tiny):
-    first = execute(RUN, tiny)
+    first = run_experiment(RUN, tiny)
     torch.rand(5)
-    second = execute(RUN, tiny)
+    second = run_experiment(RUN, tiny)
     for name in ("loss", "accuracy_last", "mean_residual", "contraction"):
         assert first[name] == second[name]
-    assert execute(RUN.changed(seed=1), tiny)["loss"] != first["loss"]
+    assert run_experiment(RUN.changed(seed=1), tiny)["loss"] != first["loss"]
 
 
 @pytest.mark.parametrize("run", [RUN, PICARD], ids=["fixed steps", "tolerance"])
@@ -100,7 +100,7 @@ def test_a_nan_test_window_costs_that_window_alone(tiny, run):
     """The first test window is one of those that the condition is looked at for."""
     x = tiny.x_test.clone()
     x[0, 3, 2] = torch.nan
-    clean, spoiled = execute(run, tiny), execute(run, replace(tiny, x_test=x))
+    clean, spoiled = run_experiment(run, tiny), run_experiment(run, replace(tiny, x_test=x))
     assert spoiled["loss"] == clean["loss"]
     lost = clean["accuracy_last"] - spoiled["accuracy_last"]
     assert lost in (0, pytest.approx(100 / 81))

@@ -24,7 +24,7 @@ from fixpoint.analysis.plots.solvers import (
     plot_work_precision,
 )
 from fixpoint.analysis.plots.style import (
-    COLOURS,
+    COLORS,
     METHODS,
     Figure,
     add_legend,
@@ -47,7 +47,7 @@ from fixpoint.analysis.plots.trained_models import (
 from fixpoint.analysis.plots.trajectory import plot_updates
 
 __all__ = [
-    "COLOURS",
+    "COLORS",
     "METHODS",
     "Figure",
     "add_legend",

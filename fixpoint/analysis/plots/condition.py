@@ -14,7 +14,7 @@ from fixpoint.analysis.contraction_profile import ContractionProfile
 from fixpoint.analysis.convergence_rate import ConvergenceRate
 from fixpoint.analysis.diagnosis import Diagnosis
 from fixpoint.analysis.plots.style import (
-    COLOURS,
+    COLORS,
     add_legend,
     figure_of,
     legend_below,
@@ -23,7 +23,7 @@ from fixpoint.analysis.plots.style import (
     panels,
 )
 
-BEFORE, AFTER, INTERVAL = COLOURS["grey"], COLOURS["blue"], COLOURS["orange"]
+BEFORE, AFTER, INTERVAL = COLORS["grey"], COLORS["blue"], COLORS["orange"]
 NORM = r"$\|I + \eta f'(h)\|_2$"
 
 
@@ -35,11 +35,11 @@ def plot_contraction(axes: Axes, before: dict[str, Any], after: dict[str, Any], 
         before, after: a `ContractionProfile` as lists, see `fixpoint.training.execute`.
         k: index of the update.
     """
-    for profile, colour, name in ((before, BEFORE, "before training"), (after, AFTER, "after")):
+    for profile, color, name in ((before, BEFORE, "before training"), (after, AFTER, "after")):
         norm = np.array(profile["norm"])[:, k]
         t = np.array(profile["t"]) + 1
-        axes.plot(t, np.median(norm, 1), color=colour, marker="o", markersize=3, label=name)
-        axes.fill_between(t, norm.min(1), norm.max(1), color=colour, alpha=0.2, linewidth=0)
+        axes.plot(t, np.median(norm, 1), color=color, marker="o", markersize=3, label=name)
+        axes.fill_between(t, norm.min(1), norm.max(1), color=color, alpha=0.2, linewidth=0)
     axes.axhline(1, color="black", linestyle="--", linewidth=1)
     axes.set_ylabel(r"$\|I + \eta f'(h)\|_2$")
 
@@ -108,17 +108,17 @@ def plot_profile(profile: ContractionProfile, axes: Axes | None = None) -> Axes:
     for k in range(profile.eta.shape[1]):
         norm, eta = profile.norm[:, k].double(), profile.eta[:, k].numpy()
         median, (low, high) = norm.nanmedian(1)[0], _range(norm)
-        colour = list(COLOURS.values())[k % 4]
-        axes.plot(t, median, color=colour, linestyle=styles[k % 4], label=f"$k = {k + 1}$")
+        color = list(COLORS.values())[k % 4]
+        axes.plot(t, median, color=color, linestyle=styles[k % 4], label=f"$k = {k + 1}$")
         label = None if k else "range"
-        axes.fill_between(t, low, high, color=colour, alpha=0.2, linewidth=0, label=label)
+        axes.fill_between(t, low, high, color=color, alpha=0.2, linewidth=0, label=label)
         negative = eta < 0
         if negative.any():
             axes.plot(
                 t[negative],
                 np.full(negative.sum(), 0.03),
                 "v",
-                color=colour,
+                color=color,
                 markersize=3,
                 clip_on=False,
                 transform=axes.get_xaxis_transform(),

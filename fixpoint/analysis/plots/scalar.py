@@ -7,9 +7,13 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from fixpoint.analysis.plots.style import COLOURS, add_legend, panel, style_of
-from fixpoint.analysis.scalar.iteration import newton_steps, plain_steps
-from fixpoint.analysis.scalar.tanh import EXPANDING_BAND, equilibrium, equilibrium_derivative
+from fixpoint.analysis.plots.style import COLORS, add_legend, panel, style_of
+from fixpoint.analysis.scalar.iteration import tanh_newton_steps, tanh_plain_steps
+from fixpoint.analysis.scalar.tanh import (
+    EXPANDING_BAND,
+    tanh_equilibrium,
+    tanh_equilibrium_derivative,
+)
 
 
 def plot_equilibrium(axes: Axes | None = None, *, reach: float = 1.0) -> Axes:
@@ -33,14 +37,14 @@ def plot_equilibrium(axes: Axes | None = None, *, reach: float = 1.0) -> Axes:
     axes.axvspan(
         -EXPANDING_BAND,
         EXPANDING_BAND,
-        color=COLOURS["grey"],
+        color=COLORS["grey"],
         alpha=0.2,
         linewidth=0,
         label=r"$\Phi' > 1$",
     )
-    axes.plot(alpha, equilibrium(alpha), color=COLOURS["blue"], label=r"$\Phi(\alpha)$")
-    slope = equilibrium_derivative(alpha)
-    axes.plot(alpha, slope, "--", color=COLOURS["vermilion"], label=r"$\Phi'(\alpha)$")
+    axes.plot(alpha, tanh_equilibrium(alpha), color=COLORS["blue"], label=r"$\Phi(\alpha)$")
+    slope = tanh_equilibrium_derivative(alpha)
+    axes.plot(alpha, slope, "--", color=COLORS["vermilion"], label=r"$\Phi'(\alpha)$")
     axes.axhline(0, color="black", linewidth=0.5)
     axes.set(xlabel=r"$\alpha$", ylabel=r"$\Phi$ and $\Phi'$", ylim=(-1.2, 4), xlim=(-reach, reach))
     add_legend(axes, loc="upper right")
@@ -72,17 +76,17 @@ def plot_steps(
     axes = panel(axes)
     alpha = torch.logspace(-5, 1, 25, dtype=torch.float64) if alpha is None else alpha
     for name, label, steps in (
-        ("picard", "plain", plain_steps(alpha, atol=atol, max_iter=max_iter)),
+        ("picard", "plain", tanh_plain_steps(alpha, atol=atol, max_iter=max_iter)),
         (
             "inexact-newton",
             rf"damped, $\eta = {eta:g}$",
-            plain_steps(alpha, eta=eta, atol=atol, max_iter=max_iter),
+            tanh_plain_steps(alpha, eta=eta, atol=atol, max_iter=max_iter),
         ),
-        ("newton", "Newton, to rounding", newton_steps(alpha)),
+        ("newton", "Newton, to rounding", tanh_newton_steps(alpha)),
     ):
         count = np.where(steps.numpy() >= 0, steps.numpy(), np.nan)
         axes.plot(alpha, count, **{**style_of(name), "label": label})
-    axes.axvline(EXPANDING_BAND, color=COLOURS["grey"], linewidth=0.8, label=r"$\Phi' = 1$")
+    axes.axvline(EXPANDING_BAND, color=COLORS["grey"], linewidth=0.8, label=r"$\Phi' = 1$")
     axes.set(xscale="log", yscale="log", xlabel=r"$\alpha$")
     axes.set_ylabel(rf"steps to $|h - \Phi| \leq$ {atol:g}")
     add_legend(axes, columns=2)

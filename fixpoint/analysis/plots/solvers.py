@@ -12,7 +12,7 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from fixpoint.analysis.basins import Basins
-from fixpoint.analysis.plots.style import COLOURS, add_legend, panel, style_of
+from fixpoint.analysis.plots.style import COLORS, add_legend, panel, style_of
 from fixpoint.analysis.work_precision import GradientError, ResidualCurve, WorkPoint
 
 
@@ -64,7 +64,7 @@ def plot_work_precision(
     """
     axes = panel(axes)
     for name, row in points.items():
-        good = [point for point in row if point.share_converged == 1]
+        good = [point for point in row if point.fraction_converged == 1]
         if good:
             x = [getattr(point, by) for point in good]
             y = [max(getattr(point, accuracy), 1e-17) for point in good]
@@ -130,7 +130,7 @@ def plot_gradient_error(error: GradientError, axes: Axes | None = None) -> Axes:
 
 
 def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
-    """The basin of each fixed point in its colour, paler where it took longer; grey: none.
+    """The basin of each fixed point in its color, paler where it took longer; grey: none.
 
     Example:
         >>> import torch
@@ -141,7 +141,7 @@ def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
     """
     axes = panel(axes)
     palette = ["blue", "orange", "green", "purple", "vermilion", "sky", "black"]
-    colours = [COLOURS["grey"], *(COLOURS[palette[i % 7]] for i in range(max(len(ends.roots), 1)))]
+    colors = [COLORS["grey"], *(COLORS[palette[i % 7]] for i in range(max(len(ends.roots), 1)))]
     box = (ends.x[0].item(), ends.x[-1].item(), ends.y[0].item(), ends.y[-1].item())
     taken = ends.iterations.double().numpy()
     shade = 0.85 - 0.55 * np.log1p(taken) / max(np.log1p(taken.max()), 1e-9)
@@ -150,9 +150,9 @@ def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
         extent=box,
         origin="lower",
         aspect="auto",
-        cmap=ListedColormap(colours),
+        cmap=ListedColormap(colors),
         vmin=-0.5,
-        vmax=len(colours) - 0.5,
+        vmax=len(colors) - 0.5,
         alpha=shade,
         interpolation="nearest",
     )
@@ -165,7 +165,7 @@ def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
     x, y = ends.roots.T.tolist()
     axes.plot(x, y, "*", linestyle="", label="fixed point", **star)
     if bool((ends.basin < 0).any()):
-        axes.plot([], [], "s", color=colours[0], alpha=0.5, label="none reached")
+        axes.plot([], [], "s", color=colors[0], alpha=0.5, label="none reached")
     axes.set(xlabel="$z_1$", ylabel="$z_2$", xlim=box[:2], ylim=box[2:])
     return axes
 
@@ -175,7 +175,7 @@ def plot_trajectories(path: Tensor, axes: Axes | None = None, *, name: str = "pi
 
     Args:
         path: (n + 1, B, 2), see `trajectories`.
-        name: of the solver, for colour and legend.
+        name: of the solver, for color and legend.
 
     Example:
         >>> import torch

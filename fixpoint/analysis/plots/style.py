@@ -1,4 +1,4 @@
-"""How figures look: one table of colours, column width, 8 point text; nothing global is set."""
+"""How figures look: one table of colors, column width, 8 point text; nothing global is set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 COLUMN = 3.3
 """Width of a column of a two-column paper, in inches."""
 
-COLOURS = {
+COLORS = {
     "blue": "#0072B2",
     "orange": "#E69F00",
     "green": "#009E73",
@@ -26,7 +26,7 @@ COLOURS = {
     "black": "#000000",
     "grey": "#777777",
 }
-"""Colours that colour-blind readers can tell apart (Okabe and Ito, 2008), without their yellow,
+"""Colors that color-blind readers can tell apart (Okabe and Ito, 2008), without their yellow,
 which is too pale for a line on white."""
 
 METHODS: dict[str, tuple[str, str, str]] = {
@@ -49,7 +49,7 @@ METHODS: dict[str, tuple[str, str, str]] = {
     "unrolled": ("orange", "s", "--"),
     "implicit": ("blue", "o", "-"),
 }
-"""Colour, marker and line of each method: the same in every figure, and told apart in grey too."""
+"""Color, marker and line of each method: the same in every figure, and told apart in grey too."""
 
 TEXT: Any = {
     "font.size": 8,
@@ -70,13 +70,13 @@ def style_of(name: str) -> dict[str, Any]:
         '#009E73'
     """
     if name in METHODS:
-        colour, marker, line = METHODS[name]
+        color, marker, line = METHODS[name]
     else:
-        palette = list(COLOURS)
-        colour = palette[zlib.crc32(name.encode()) % len(palette)]
+        palette = list(COLORS)
+        color = palette[zlib.crc32(name.encode()) % len(palette)]
         marker, line = "p", (0, (4, 1, 1, 1))  # type: ignore[assignment]
     return {
-        "color": COLOURS[colour],
+        "color": COLORS[color],
         "marker": marker,
         "markersize": 3.5,
         "linestyle": line,
@@ -141,7 +141,7 @@ def log_y(axes: Axes) -> None:
 def cross_out(axes: Axes, x: NDArray[Any], y: NDArray[Any], *, label: str) -> None:
     """Crosses at what is not as it should be, where there is any."""
     if len(x):
-        axes.plot(x, y, "x", color=COLOURS["vermilion"], markersize=4, label=label)
+        axes.plot(x, y, "x", color=COLORS["vermilion"], markersize=4, label=label)
 
 
 def add_title(axes: Axes, text: str) -> None:

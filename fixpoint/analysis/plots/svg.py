@@ -14,15 +14,15 @@ from matplotlib.ticker import MaxNLocator
 
 from fixpoint.analysis.plots.style import log_y
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-"""Colours that colour-blind readers can tell apart (Okabe and Ito, 2008)."""
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Colors that color-blind readers can tell apart (Okabe and Ito, 2008)."""
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (2, 2), (7, 2, 2, 2))
 
 
 class Curve(NamedTuple):
     """A line with a band, in the style of its number.
 
-    style: which colour and dashes; see `style_of`.
+    style: which color and dashes; see `style_of`.
     x, y: the line, (n,) each.
     low, high: ends of the band, (n,), or None.
     """
@@ -35,8 +35,8 @@ class Curve(NamedTuple):
 
 
 def style_of(number: int) -> tuple[str, tuple[float, ...]]:
-    """Colour and dashes of the curve of that number; the first 28 differ."""
-    return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+    """Color and dashes of the curve of that number; the first 28 differ."""
+    return COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
 
 
 def curve_chart(
@@ -57,15 +57,15 @@ def curve_chart(
     figure = Figure(figsize=(4.6, 3.0), layout="constrained")
     axes = figure.subplots()
     for curve in curves:
-        colour, dashes = style_of(curve.style)
+        color, dashes = style_of(curve.style)
         marker = "o" if len(curve.x) == 1 else None
         y_values = _positive(curve.y) if log else np.array(curve.y, dtype=float)
-        (drawn,) = axes.plot(curve.x, y_values, color=colour, linewidth=1.6, marker=marker)
+        (drawn,) = axes.plot(curve.x, y_values, color=color, linewidth=1.6, marker=marker)
         if dashes:
             drawn.set_dashes(dashes)
         if curve.low is not None and curve.high is not None:
             low, high = (np.array(part, dtype=float) for part in (curve.low, curve.high))
-            axes.fill_between(curve.x, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(curve.x, low, high, color=color, alpha=0.15, linewidth=0)
     if line is not None:
         axes.axhline(line, color="#777777", linestyle="--", linewidth=1)
     if log:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fixpoint.analysis.contraction_profile import least_squares_line
 from fixpoint.analysis.plots.style import (
-    COLOURS,
+    COLORS,
     add_legend,
     cross_out,
     figure_of,
@@ -135,17 +135,17 @@ def plot_eta(
     values = eta[:, k].double().numpy()
     t = np.arange(1, len(values) + 1)
     negative = values < 0
-    axes.plot(t[~negative], values[~negative], "o", color=COLOURS["blue"], markersize=2.5)
+    axes.plot(t[~negative], values[~negative], "o", color=COLORS["blue"], markersize=2.5)
     cross_out(axes, t[negative], values[negative], label=r"$\eta_t < 0$")
     slope, intercept = least_squares_line(eta)[k].tolist()
     sign = "+" if slope >= 0 else "-"
     axes.plot(
         t,
         intercept + slope * t,
-        color=COLOURS["black"],
+        color=COLORS["black"],
         label=rf"{intercept:.3g} {sign} {abs(slope):.1e} $t$",
     )
-    axes.axhline(0, color=COLOURS["grey"], linewidth=0.5)
+    axes.axhline(0, color=COLORS["grey"], linewidth=0.5)
     axes.set(xlabel="time step $t$", ylabel=r"$\eta_t$")
     add_legend(axes, title=title, columns=2)
     return axes
@@ -222,13 +222,13 @@ def plot_jacobian_spectrum(
     t = np.arange(len(values)) + 1 if times is None else np.array(times) + 1
     middle = values.median(1)[0]
     tiny = float(np.finfo(np.float32).tiny)
-    for column, name, colour, line in (
+    for column, name, color, line in (
         (0, "largest", "vermilion", "-"),
         (values.shape[2] // 2, "median", "blue", "--"),
         (values.shape[2] - 1, "smallest", "grey", ":"),
     ):
         y = middle[:, column].clamp_min(tiny)
-        axes.plot(t, y, color=COLOURS[colour], linestyle=line, marker="o", markersize=2, label=name)
+        axes.plot(t, y, color=COLORS[color], linestyle=line, marker="o", markersize=2, label=name)
     axes.axhline(1, color="black", linewidth=0.5)
     axes.set(xlabel="time step $t$", yscale="log")
     axes.set_ylabel(r"singular values of $\partial h_T / \partial h_t$")

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from fixpoint.analysis.plots.style import COLOURS, add_legend, cross_out, panel
+from fixpoint.analysis.plots.style import COLORS, add_legend, cross_out, panel
 from fixpoint.solution import Result
 
 
@@ -29,7 +29,7 @@ def plot_updates(iterations: Tensor, result: Tensor, axes: Axes | None = None) -
     axes = panel(axes)
     updates = iterations.double().numpy()
     t = np.arange(1, len(updates) + 1)
-    blue = COLOURS["blue"]
+    blue = COLORS["blue"]
     axes.plot(t, np.median(updates, 1), color=blue, label="median")
     low, high = updates.min(1), updates.max(1)
     axes.fill_between(t, low, high, color=blue, alpha=0.2, linewidth=0, label="range")

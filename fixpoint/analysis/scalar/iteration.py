@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fixpoint._validation import at_least, non_negative, positive
-from fixpoint.analysis.scalar.tanh import equilibrium
+from fixpoint.analysis.scalar.tanh import tanh_equilibrium
 from fixpoint.backward import Implicit
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.solvers import Newton
@@ -101,7 +101,7 @@ def _with_slope(f: Callable[[Tensor], Tensor], h: Tensor) -> tuple[Tensor, Tenso
     return value.detach(), slope
 
 
-def plain_steps(
+def tanh_plain_steps(
     alpha: Tensor, *, eta: float = 1.0, atol: float = 1e-6, max_iter: int = 100_000
 ) -> Tensor:
     """Updates h <- h + eta (tanh(h + alpha) - h) from h = 0 until |h - Phi(alpha)| <= atol.
@@ -116,14 +116,14 @@ def plain_steps(
 
     Example:
         >>> import torch
-        >>> from fixpoint.analysis import plain_steps
-        >>> plain_steps(torch.tensor([0.01, 0.5, 5.0], dtype=torch.float64))
+        >>> from fixpoint.analysis import tanh_plain_steps
+        >>> tanh_plain_steps(torch.tensor([0.01, 0.5, 5.0], dtype=torch.float64))
         tensor([145,  10,   2])
     """
     positive(eta=eta)
     non_negative(atol=atol)
     alpha = alpha.detach()
-    target = equilibrium(alpha)
+    target = tanh_equilibrium(alpha)
     h = torch.zeros_like(alpha)
     steps = torch.where((h - target).abs() <= atol, 0, -1)
     for start in range(0, at_least(0, max_iter=max_iter), _BLOCK):
@@ -139,13 +139,13 @@ def plain_steps(
     return steps
 
 
-def newton_steps(alpha: Tensor, *, rtol: float = 5e-15, max_iter: int = 50) -> Tensor:
+def tanh_newton_steps(alpha: Tensor, *, rtol: float = 5e-15, max_iter: int = 50) -> Tensor:
     """Newton steps on f(h) = tanh(h + alpha) - h until one is no larger than rtol |h|.
 
     In float64, from h = (3 |alpha|)^(1/3), the first term of Phi near 0, or 1 if that is larger.
     The last, negligible step counts. Near alpha = 0 f is so flat that its rounding, divided by
     f' = -h^2, takes a step more than exact arithmetic would, and h keeps an error of 6e-13 at
-    alpha = 1e-6: `equilibrium` inverts the map instead.
+    alpha = 1e-6: `tanh_equilibrium` inverts the map instead.
 
     Returns:
         int64, shaped like alpha; -1 where max_iter steps were not enough.
@@ -154,8 +154,8 @@ def newton_steps(alpha: Tensor, *, rtol: float = 5e-15, max_iter: int = 50) -> T
 
     Example:
         >>> import torch
-        >>> from fixpoint.analysis import newton_steps
-        >>> newton_steps(torch.tensor([0.01, 0.5, 5.0], dtype=torch.float64))
+        >>> from fixpoint.analysis import tanh_newton_steps
+        >>> tanh_newton_steps(torch.tensor([0.01, 0.5, 5.0], dtype=torch.float64))
         tensor([5, 5, 2])
     """
     non_negative(rtol=rtol)

@@ -16,7 +16,7 @@ _SERIES_BELOW = 1e-10
 _SATURATED = 40.0
 
 
-def equilibrium(alpha: Tensor) -> Tensor:
+def tanh_equilibrium(alpha: Tensor) -> Tensor:
     """Phi(alpha), the one solution h of h = tanh(h + alpha), of any shape.
 
     Phi is odd and increasing. Relative error below 1e-15 in float64 for every alpha, the smallest
@@ -33,16 +33,16 @@ def equilibrium(alpha: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from fixpoint.analysis import equilibrium
+        >>> from fixpoint.analysis import tanh_equilibrium
         >>> alpha = torch.tensor([0.0, 1e-6, 0.5], dtype=torch.float64)
-        >>> equilibrium(alpha)
+        >>> tanh_equilibrium(alpha)
         tensor([0.0000, 0.0144, 0.8812], dtype=torch.float64)
     """
     _check(alpha)
     return _Phi.apply(alpha.double()).to(alpha.dtype)
 
 
-def equilibrium_derivative(alpha: Tensor) -> Tensor:
+def tanh_equilibrium_derivative(alpha: Tensor) -> Tensor:
     """Phi'(alpha) = (1 - h^2) / h^2 = 1 / sinh^2(h + alpha), of any shape.
 
     Relative error below 1e-14 in float64 for every alpha; inf at 0, 0 at +-inf. It exceeds 1
@@ -56,9 +56,9 @@ def equilibrium_derivative(alpha: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from fixpoint.analysis import EXPANDING_BAND, equilibrium_derivative
+        >>> from fixpoint.analysis import EXPANDING_BAND, tanh_equilibrium_derivative
         >>> alpha = torch.tensor([0.0, EXPANDING_BAND, 5.0], dtype=torch.float64)
-        >>> equilibrium_derivative(alpha)
+        >>> tanh_equilibrium_derivative(alpha)
         tensor([       inf, 1.0000e+00, 2.4578e-05], dtype=torch.float64)
     """
     _check(alpha)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fixpoint.training.commands.train import train_recipe
+from fixpoint.training.commands.single_run import train_recipe
 from fixpoint.training.engine.fit import Epoch
 from fixpoint.training.recipe.schema import Recipe
 

@@ -26,7 +26,7 @@ class Checkpoint:
     """The last epoch of a training, in a folder.
 
     `epoch-0007/` has the weights, `model.safetensors`, and `training.pt` with what else the next
-    epoch depends on: optimiser, schedule, random generators of each process, history. A checkpoint
+    epoch depends on: optimizer, schedule, random generators of each process, history. A checkpoint
     is written under a temporary name, put on disk, then renamed, so one with its proper name is
     whole; the one before it is removed only then. `best.safetensors` has the weights of the best
     validation score.

@@ -1,4 +1,4 @@
-"""Optimisers and schedules of the learning rate, by the names of a recipe."""
+"""Optimizers and schedules of the learning rate, by the names of a recipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fixpoint.training.recipe.schema import Training
 
 
 def make_optimizer(parameters: Iterable[Parameter], training: Training) -> optim.Optimizer:
-    """The optimiser that a recipe names."""
+    """The optimizer that a recipe names."""
     options: dict[str, Any] = {"lr": training.lr, "weight_decay": training.weight_decay}
     if training.optimizer == "sgd":
         return optim.SGD(parameters, momentum=training.momentum, **options)

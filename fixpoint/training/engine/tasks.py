@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fixpoint._torch import tree_map
+from fixpoint.analysis import evenly_spaced
 from fixpoint.data import Dataset, check_vectors, random_rotations, rotate, stream_batches
 from fixpoint.training.recipe.schema import Training
 
@@ -78,7 +79,7 @@ class Classification:
         return Score(*evaluate(model, x, y, inputs=self.data.inputs, lengths=lengths))
 
     def probe(self) -> Tensor:
-        return self.data.inputs(self.data.x_test[:512])
+        return self.data.inputs(self.data.x_test[evenly_spaced(len(self.data.x_test), 512)])
 
 
 class LanguageModelling:

@@ -12,7 +12,7 @@ from fixpoint._messages import unknown_name
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
-def typed(name: str, value: Any, kind: type, key: str) -> Any:
+def coerce(name: str, value: Any, kind: type, key: str) -> Any:
     """`value` as the type of the field `key` of the dataclass `kind`.
 
     Raises:

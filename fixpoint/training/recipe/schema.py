@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fixpoint._messages import unknown_name
 from fixpoint.data import fingerprint
-from fixpoint.training.recipe.coerce import check_value, typed
+from fixpoint.training.recipe.coerce import check_value, coerce
 
 
 def key(default: Any, help: str, *, low: float | None = None, below: float | None = None) -> Any:
@@ -194,7 +194,7 @@ class Recipe:
         parts: dict[str, dict[str, Any]] = {}
         for name, value in changes.items():
             section, name = find_key(name)
-            parts.setdefault(section, {})[name] = typed(
+            parts.setdefault(section, {})[name] = coerce(
                 f"{section}.{name}", value, SECTIONS[section], name
             )
         return replace(

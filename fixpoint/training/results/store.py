@@ -13,6 +13,11 @@ from fixpoint.training.recipe.schema import FORMER
 
 Record = dict[str, Any]
 
+_FORMER = FORMER | {
+    "share_converged": "fraction_converged",
+    "share_holding": "fraction_holding",
+}
+
 
 class Records:
     """The file `runs.jsonl` in a folder, which is made if need be.
@@ -96,9 +101,15 @@ def _parse(line: str) -> Record | None:
         return None
     if not isinstance(record, dict) or "key" not in record:
         return None
-    if isinstance(run := record.get("run"), dict):
-        record["run"] = {FORMER.get(name, name): value for name, value in run.items()}
-    return record
+    return _renamed(record)
+
+
+def _renamed(record: Record) -> Record:
+    """The record, and each object in it, with the names of today."""
+    return {
+        _FORMER.get(name, name): _renamed(value) if isinstance(value, dict) else value
+        for name, value in record.items()
+    }
 
 
 def _standard(value: Any) -> Any:

@@ -22,7 +22,7 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("\nKB", "size_kb", 1),
     ("iter-\nations", "mean_iterations", 1),
     ("resi-\ndual", "mean_residual", 4),
-    ("conv.\n%", "share_converged", 1),
+    ("conv.\n%", "fraction_converged", 1),
 )
 
 
@@ -73,7 +73,7 @@ def _cell(values: list[float | None], digits: int, name: str) -> str:
     numbers = [v for v in values if v is not None]
     if not numbers:
         return "-"
-    factor = 100 if name == "share_converged" else 1
+    factor = 100 if name == "fraction_converged" else 1
     mean = f"{factor * statistics.fmean(numbers):.{digits}f}"
     if len(numbers) < 2 or name in ("parameters", "size_kb"):
         return mean
@@ -85,8 +85,8 @@ def findings(record: Record) -> str:
     after = record["contraction"]["after"]
     gap = record["mean_residual"]
     parts = [
-        f"||I + eta f'|| < 1 at {100 * after['share_holding']:.0f} % of the states looked at "
-        f"({100 * record['contraction']['before']['share_holding']:.0f} % before training)"
+        f"||I + eta f'|| < 1 at {100 * after['fraction_holding']:.0f} % of the states looked at "
+        f"({100 * record['contraction']['before']['fraction_holding']:.0f} % before training)"
     ]
     etas = [eta for row in after["eta"] for eta in row]
     negative = sum(eta < 0 for eta in etas)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fixpoint.training import Recipe, build, make_grid
+from fixpoint.training import Recipe, build_model, make_grid
 from fixpoint.training.commands.grid import DEFAULT_SOLVERS, parse_solver
 
 
@@ -39,7 +39,7 @@ def test_defaults_are_the_pairs_that_make_sense():
 
 def test_every_default_can_be_built(tiny):
     for run in grid():
-        model = build(run, tiny)
+        model = build_model(run, tiny)
         assert model(tiny.x_test[:2]).shape == (2, 2)
 
 
@@ -75,7 +75,7 @@ def test_what_is_asked_for_reaches_every_run():
 def test_a_pair_that_was_asked_for_is_refused_when_built(tiny, options, message):
     (run, *_) = grid(**options)
     with pytest.raises(ValueError, match=message):
-        build(run, tiny)
+        build_model(run, tiny)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fixpoint.cli.app import app
-from fixpoint.training import Recipe, build, fit, make_task
+from fixpoint.training import Recipe, build_model, fit, make_task
 from fixpoint.training.engine import checkpoint as module
 from fixpoint.training.engine.checkpoint import Checkpoint
 
@@ -23,7 +23,7 @@ from fixpoint.training.engine.checkpoint import Checkpoint
 def train(folder, data, recipe, epochs=None):
     """Train for all epochs, or stop after some; gives weights and untimed history."""
     torch.manual_seed(3)
-    model = build(recipe, data)
+    model = build_model(recipe, data)
     fabric = Fabric(accelerator="cpu", devices=1)
     task = make_task(fabric, data, recipe.training)
     steps = fit(fabric, model, task, recipe.training, checkpoint=Checkpoint(folder))
@@ -73,7 +73,7 @@ def test_the_best_weights_are_those_of_the_best_validation_score(tmp_path, held_
     scores = [epoch.valid_score for epoch in history]
     best = scores.index(max(scores))
     assert best < 5  # else this says nothing
-    model = build(recipe, data)
+    model = build_model(recipe, data)
     model.load_state_dict(load_file(tmp_path / "best.safetensors"))
     right = (model(data.x_valid).argmax(1) == data.y_valid).sum().item()
     assert 100 * right / 40 == pytest.approx(scores[best])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fixpoint.data import Dataset
-from fixpoint.training import LAYERS, Recipe, execute, make_model
+from fixpoint.training import LAYERS, Recipe, make_model, run_experiment
 from fixpoint.training.engine.model_factory import OWN, resolve
 
 
@@ -104,5 +104,5 @@ def test_words_are_embedded_and_the_last_word_counts():
     assert logits.shape == (2, 3)
     assert torch.allclose(logits[:1], model(x[:1, :3]))
     assert torch.equal(logits[1:], model(x)[1:])
-    record = execute(Recipe().changed(model="gru", hidden=4, epochs=60, lr=0.05), data)
+    record = run_experiment(Recipe().changed(model="gru", hidden=4, epochs=60, lr=0.05), data)
     assert record["accuracy_last"] == 100

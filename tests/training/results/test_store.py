@@ -66,3 +66,11 @@ def test_a_folder_below_a_file(tmp_path):
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OSError, match="file"):
             Records(folder)
+
+
+def test_a_record_with_former_names_is_read_as_a_new_one(tmp_path):
+    line = {"key": "a", "share_converged": 1.0, "contraction": {"after": {"share_holding": 0.5}}}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
+    record = Records(tmp_path).by_key["a"]
+    assert record["fraction_converged"] == 1.0
+    assert record["contraction"]["after"]["fraction_holding"] == 0.5

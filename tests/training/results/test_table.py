@@ -26,10 +26,10 @@ RECORD = {
     "size_kb": 4.82,
     "mean_iterations": 5.25,
     "mean_residual": 0.0005,
-    "share_converged": 0.995,
+    "fraction_converged": 0.995,
     "contraction": {
-        "before": {"share_holding": 1.0},
-        "after": {"share_holding": 0.75, "eta": [[0.5], [-0.1]]},
+        "before": {"fraction_holding": 1.0},
+        "after": {"fraction_holding": 0.75, "eta": [[0.5], [-0.1]]},
     },
     "threads": 1,
     "versions": {"torch": "2.0"},

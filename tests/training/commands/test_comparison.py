@@ -69,8 +69,8 @@ def test_one_line_a_run(finished):
         assert record["seconds_per_epoch"] > 0
         assert record["threads"] == 1
         assert set(record["versions"]) == {"fixpoint", "torch", "python"}
-    assert records[0]["share_converged"] is None
-    assert records[1]["share_converged"] > 0.99
+    assert records[0]["fraction_converged"] is None
+    assert records[1]["fraction_converged"] > 0.99
     # Both backwards start alike; unrolling and the implicit function theorem agree to rtol.
     assert records[1]["loss"] == pytest.approx(records[2]["loss"], rel=1e-2)
 

@@ -11,12 +11,18 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fixpoint.analysis import class_distance_ratio, gradient_norms, hidden_states, learned_eta
-from fixpoint.analysis import diagnose as diagnose_layer
+from fixpoint.analysis import (
+    class_distance_ratio,
+    diagnose,
+    evenly_spaced,
+    gradient_norms,
+    hidden_states,
+    learned_eta,
+)
 from fixpoint.analysis.hidden_states import recurrent_layer
 from fixpoint.models import ERNN
 from fixpoint.solvers import InexactNewton
-from fixpoint.training.evaluation_subset import Sample, sample, spread
+from fixpoint.training.evaluation_subset import Subset, subset
 from fixpoint.training.loading import load_trained
 
 SEEN = 64
@@ -32,7 +38,7 @@ class Finding(NamedTuple):
     figures: Mapping[str, Any] = MappingProxyType({})
 
 
-def diagnose(
+def diagnose_run(
     console: Console,
     path: Path,
     *,
@@ -60,7 +66,7 @@ def diagnose(
         OSError: the file of the data is missing, or `out` cannot be written.
     """
     trained = load_trained(path)
-    chosen = sample(trained, part, windows)
+    chosen = subset(trained, part, windows)
     folder = _made(out or trained.folder / "diagnosis")
     layer = recurrent_layer(trained.model)
     title = f"{trained.recipe.label} on {trained.data.name}: {trained.weights}"
@@ -78,13 +84,13 @@ def diagnose(
     return files
 
 
-def _equilibrium(layer: nn.Module, chosen: Sample) -> Finding:
+def _equilibrium(layer: nn.Module, chosen: Subset) -> Finding:
     from fixpoint.analysis import plots
 
     if not isinstance(layer, ERNN):
         name = type(layer).__name__
         return Finding((f"{name} solves for no equilibrium: no condition is asked of it.",))
-    diagnosis = diagnose_layer(layer, chosen.features)
+    diagnosis = diagnose(layer, chosen.features)
     figures = {"condition": plots.diagnosis_figure(diagnosis)}
     solver = layer.fixed_point.solver
     if isinstance(solver, InexactNewton) and len(learned_eta(layer)) > 1:
@@ -95,10 +101,10 @@ def _equilibrium(layer: nn.Module, chosen: Sample) -> Finding:
     return Finding(diagnosis.sentences, figures)
 
 
-def _gradients(layer: nn.Module, chosen: Sample, model: Any) -> Finding:
+def _gradients(layer: nn.Module, chosen: Subset, model: Any) -> Finding:
     from fixpoint.analysis import plots
 
-    rows = spread(len(chosen.y), SEEN)
+    rows = evenly_spaced(len(chosen.y), SEEN)
 
     def loss(h: Tensor) -> Tensor:
         return F.cross_entropy(model.logits(h), chosen.y[rows], reduction="sum")
@@ -122,13 +128,13 @@ def _gradients(layer: nn.Module, chosen: Sample, model: Any) -> Finding:
     return Finding((sentence,), {"gradients": plots.figure_of(axes)})
 
 
-def _classes(layer: nn.Module, chosen: Sample) -> Finding:
+def _classes(layer: nn.Module, chosen: Subset) -> Finding:
     """How far apart states of one class are, and those of different classes."""
     from fixpoint.analysis import plots
 
     if not chosen.has_classes:
         return Finding()
-    rows = spread(len(chosen.y), 4 * SEEN)
+    rows = evenly_spaced(len(chosen.y), 4 * SEEN)
     counts = chosen.y[rows].bincount()
     rows = rows[counts[chosen.y[rows]] > 1]  # pairs of a class
     if int((counts > 1).sum()) < 2:

@@ -17,7 +17,7 @@ from fixpoint.training.commands.progress import RunProgress
 from fixpoint.training.engine.fit import Epoch
 from fixpoint.training.engine.model_factory import resolve
 from fixpoint.training.engine.run_data import prepare
-from fixpoint.training.experiment import build, execute, make_fabric, tuned
+from fixpoint.training.experiment import build_model, make_fabric, run_experiment, tuned
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.recipe.toml import RECIPE, write_recipe
 from fixpoint.training.results.logs import Logs
@@ -25,7 +25,7 @@ from fixpoint.training.results.store import Record, Records, open_records
 from fixpoint.training.results.table import comparison_table, findings
 
 
-def train(
+def train_and_show(
     console: Console, recipe: Recipe, *, out: Path, fresh: bool = False, tensorboard: bool = False
 ) -> Record:
     """Train a recipe unless it is finished, show how it goes and what came of it.
@@ -41,7 +41,7 @@ def train(
         OSError: a data file is missing, or a file cannot be written.
     """
     recipe = replace(recipe, model=resolve(recipe.model))
-    build(recipe, prepare(recipe).data)
+    build_model(recipe, prepare(recipe).data)
     fabric = make_fabric(recipe.machine)
     if recipe.machine.devices > 1:
         fabric.launch()
@@ -113,7 +113,7 @@ def train_recipe(
                 logs.add(epoch)
             report(epoch)
 
-        return execute(recipe, prepare(recipe).data, note, folder=folder, fabric=fabric)
+        return run_experiment(recipe, prepare(recipe).data, note, folder=folder, fabric=fabric)
 
     def trial(choice: Recipe) -> Record:
         # Each trial is a recipe of its own, finished or not on its own.

@@ -13,17 +13,17 @@ from rich.table import Table
 
 from fixpoint._messages import unknown_name
 from fixpoint.paper.tables import TABLES, Row
-from fixpoint.training.commands.compare import run_missing
+from fixpoint.training.commands.comparison import run_missing
 from fixpoint.training.engine.model_factory import resolve
 from fixpoint.training.engine.run_data import preparer
-from fixpoint.training.experiment import build
+from fixpoint.training.experiment import build_model
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.recipe.toml import load_recipe
-from fixpoint.training.results.report import write_report
+from fixpoint.training.results.html_report import write_report
 from fixpoint.training.results.store import Record, open_records
 
 
-def reproduce(
+def reproduce_table(
     console: Console,
     target: str,
     *,
@@ -140,7 +140,7 @@ def _runnable(console: Console, recipes: dict[str, Recipe]) -> dict[str, Recipe]
         try:
             full = replace(recipe, model=resolve(recipe.model))
             data = prepared(full).data
-            build(full, data)
+            build_model(full, data)
             good[name] = full
             parts[data.name] = data.subset
         except (ValueError, OSError) as error:

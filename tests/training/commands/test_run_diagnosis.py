@@ -14,10 +14,11 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from fixpoint.analysis import diagnose as diagnose_layer
+from fixpoint.analysis import evenly_spaced
 from fixpoint.cli.app import app
 from fixpoint.training import Recipe, load_trained, prepare
-from fixpoint.training.commands.train import train_recipe
-from fixpoint.training.evaluation_subset import sample, spread
+from fixpoint.training.commands.single_run import train_recipe
+from fixpoint.training.evaluation_subset import subset
 
 SMALL = {"hidden": 6, "epochs": 2, "dataset": "har2-sample"}
 
@@ -162,9 +163,9 @@ def test_a_text(tmp_path, text, monkeypatch):
 
 
 def test_rows_are_spread():
-    assert spread(5, 9).tolist() == [0, 1, 2, 3, 4]
-    assert spread(1, 9).tolist() == [0]
-    rows = spread(2947, 512)
+    assert evenly_spaced(5, 9).tolist() == [0, 1, 2, 3, 4]
+    assert evenly_spaced(1, 9).tolist() == [0]
+    rows = evenly_spaced(2947, 512)
     assert len(rows.unique()) == 512
     assert (rows[0], rows[-1]) == (0, 2946)
 
@@ -173,14 +174,14 @@ def test_windows_that_are_not_finite_count_for_the_score_alone(ernn):
     trained = load_trained(ernn)
     x = trained.data.x_test.clone()
     x[[3, 5], 7, 0] = torch.nan
-    chosen = sample(trained._replace(data=replace(trained.data, x_test=x)), "test", 10)
+    chosen = subset(trained._replace(data=replace(trained.data, x_test=x)), "test", 10)
     assert chosen.features.shape == (10, 128, 9)  # every 36th
-    chosen = sample(trained._replace(data=replace(trained.data, x_test=x)), "test", 999)
+    chosen = subset(trained._replace(data=replace(trained.data, x_test=x)), "test", 999)
     assert chosen.features.shape == (322, 128, 9)
     assert chosen.sentences[1] == "2 of them hold NaN or inf and are left out below."
     nothing = replace(trained.data, x_test=x * torch.nan)
     with pytest.raises(ValueError, match="no test window of har2-sample is finite"):
-        sample(trained._replace(data=nothing), "test", 9)
+        subset(trained._replace(data=nothing), "test", 9)
 
 
 def test_texts_of_different_lengths_are_cut(ernn):
@@ -203,7 +204,7 @@ def test_texts_of_different_lengths_are_cut(ernn):
         groups_train=None,
         groups_test=None,
     )
-    chosen = sample(load_trained(ernn)._replace(data=texts, model=model), "test", 100)
+    chosen = subset(load_trained(ernn)._replace(data=texts, model=model), "test", 100)
     assert chosen.features.shape == (3, 18, 1)
     assert bool((chosen.features == 1).all())
     assert chosen.sentences[0].startswith("All 20 test windows: accuracy 75.0 %")

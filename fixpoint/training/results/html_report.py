@@ -130,7 +130,7 @@ def _columns(metric: str) -> list[tuple[str, Get, int]]:
         return lambda r: None if r.get(name) is None else factor * r[name]
 
     def holding(r: Record) -> float | None:
-        return r["contraction"] and 100 * r["contraction"]["after"]["share_holding"]
+        return r["contraction"] and 100 * r["contraction"]["after"]["fraction_holding"]
 
     return [
         (f"last {unit}", of(f"{metric}_last"), 2),
@@ -143,7 +143,7 @@ def _columns(metric: str) -> list[tuple[str, Get, int]]:
         ("KB", of("size_kb"), 1),
         ("iterations", of("mean_iterations"), 1),
         ("residual", of("mean_residual"), 4),
-        ("converged %", of("share_converged", 100), 1),
+        ("converged %", of("fraction_converged", 100), 1),
         ("contracts %", holding, 0),
     ]
 
@@ -182,8 +182,8 @@ def _cell(values: list[float | None], digits: int) -> Cell:
 
 
 def _legend(line: Line) -> dict[str, Any]:
-    colour, dashes = style_of(line.number)
-    return {"line": line, "colour": colour, "dashes": " ".join(map(str, dashes))}
+    color, dashes = style_of(line.number)
+    return {"line": line, "color": color, "dashes": " ".join(map(str, dashes))}
 
 
 _LOG: dict[str, Any] = {"log": True}

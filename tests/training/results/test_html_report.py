@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from fixpoint.analysis.plots.svg import Curve, curve_chart, style_of
 from fixpoint.cli.app import app
-from fixpoint.training import Recipe, execute
+from fixpoint.training import Recipe, run_experiment
 from fixpoint.training.engine.model_factory import resolve
-from fixpoint.training.results.report import render, write_report
+from fixpoint.training.results.html_report import render, write_report
 from fixpoint.training.results.store import Records
 
 
@@ -21,7 +21,7 @@ def record(data, **changes):
 
     recipe = Recipe().changed(**{"hidden": 4, "epochs": 2} | changes)
     recipe = replace(recipe, model=resolve(recipe.model))
-    return execute(recipe, data)
+    return run_experiment(recipe, data)
 
 
 @pytest.fixture(scope="module")

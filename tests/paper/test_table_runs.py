@@ -8,7 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fixpoint.cli.app import app
-from fixpoint.paper.reproduce import beside_table
+from fixpoint.paper.table_runs import beside_table
 from fixpoint.paper.tables import TABLES
 from fixpoint.training import Recipe
 
@@ -68,7 +68,7 @@ def shown(ours):
 
 
 def test_rows_left_out_for_one_reason_are_named_together(tmp_path, monkeypatch):
-    from fixpoint.paper import reproduce as module
+    from fixpoint.paper import table_runs as module
 
     monkeypatch.setenv("FIXPOINT_DATA", str(tmp_path))
     recipes = {

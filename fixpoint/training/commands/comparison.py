@@ -12,14 +12,14 @@ from fixpoint.training.commands.workers import run_all
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.engine.fit import Epoch
 from fixpoint.training.engine.run_data import preparer
-from fixpoint.training.experiment import build, make_fabric
+from fixpoint.training.experiment import build_model, make_fabric
 from fixpoint.training.recipe.schema import Recipe
-from fixpoint.training.results.report import render
+from fixpoint.training.results.html_report import render
 from fixpoint.training.results.store import Record, Records, open_records
 from fixpoint.training.results.table import comparison_table, findings
 
 
-def compare(console: Console, runs: list[Recipe], *, out: Path, jobs: int) -> list[Record]:
+def run_comparison(console: Console, runs: list[Recipe], *, out: Path, jobs: int) -> list[Record]:
     """Run what is not finished yet and show everything.
 
     Pairs of cell, solver and backward that make no sense are left out and named, unless nothing
@@ -103,7 +103,7 @@ def _buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
             if dropped:
                 console.print(f"{dropped} training windows hold NaN or inf and are left out")
         try:
-            build(run, data)
+            build_model(run, data)
             good.append(run)
         except ValueError as error:
             if str(error) not in map(str, refused):

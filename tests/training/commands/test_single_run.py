@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 from fixpoint.cli.app import app
 from fixpoint.data import load_dataset, validation_split
-from fixpoint.training import Recipe, build, fit, make_task, prepare
-from fixpoint.training.commands.train import train_recipe
-from fixpoint.training.experiment import execute, tuned
+from fixpoint.training import Recipe, build_model, fit, make_task, prepare
+from fixpoint.training.commands.single_run import train_recipe
+from fixpoint.training.experiment import run_experiment, tuned
 
 
 def train(data, recipe):
     torch.manual_seed(recipe.training.seed)
-    model = build(recipe, data)
+    model = build_model(recipe, data)
     fabric = Fabric(accelerator="cpu", devices=1)
     task = make_task(fabric, data, recipe.training)
     return model, list(fit(fabric, model, task, recipe.training))
@@ -46,7 +46,7 @@ def test_text_is_truncated_bptt(text):
     )
     model, history = train(text, recipe)
     torch.manual_seed(0)
-    plain = build(recipe, text)
+    plain = build_model(recipe, text)
     optimizer = torch.optim.SGD(plain.parameters(), lr=1.0)
     streams, following = text.x_train.view(4, 100), text.y_train.view(4, 100)
     for _ in range(2):
@@ -80,7 +80,7 @@ def test_too_short_a_text(text):
 
 def test_a_record_of_text(text):
     recipe = Recipe().changed(hidden=4, epochs=2, batch_size=4, bptt=9, tied=True)
-    record = execute(recipe, text)
+    record = run_experiment(recipe, text)
     json.dumps(record, allow_nan=False)
     history = record["epochs"]
     assert record["perplexity_last"] == history[-1]["perplexity"]
