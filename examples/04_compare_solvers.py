@@ -36,6 +36,6 @@ for name in ("picard", "barzilai-borwein", "anderson", "broyden", "newton"):
     with torch.no_grad():
         path = scan(cell.eval(), FixedPoint(solver, Implicit()), x)
     seconds = time.perf_counter() - start
-    share = (path.result == 0).double().mean()
+    solved = (path.result == 0).double().mean()
     updates = path.iterations.double().mean()
-    print(f"{name:17} {updates:5.1f} updates a step, {100 * share:.1f} % solved, {seconds:.2f} s")
+    print(f"{name:17} {updates:5.1f} updates a step, {100 * solved:.1f} % solved, {seconds:.2f} s")

@@ -2,8 +2,7 @@
 
     python scripts/make_har2_sample.py [har.npz]
 
-Without an argument har.npz is looked for in the folder FIXPOINT_DATA. The same file gives the same
-arrays each time; there is no chance in it.
+Without an argument har.npz is read from the folder FIXPOINT_DATA. The result is deterministic.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def make_sample(har: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     for part in ("train", "test"):
         rows = choose(har[f"subject_{part}"], har[f"y_{part}"])
         steps = np.rint(har[f"x_{part}"][rows] / STEP.astype(np.float64))
-        # time last: neighbours are alike, which makes the file 8 % smaller
+        # time last: adjacent values are similar, so the file is 8 % smaller
         sample[f"x_{part}"] = np.ascontiguousarray(steps.transpose(0, 2, 1)).astype(np.int16)
         for key in ("y", "y2", "subject"):
             sample[f"{key}_{part}"] = har[f"{key}_{part}"][rows]
@@ -37,12 +36,12 @@ def make_sample(har: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def choose(subject: np.ndarray, activity: np.ndarray) -> np.ndarray:
     """Rows of WINDOWS windows of each subject and activity, evenly spaced over it, sorted."""
-    centres = (np.arange(WINDOWS) + 0.5) / WINDOWS
+    centers = (np.arange(WINDOWS) + 0.5) / WINDOWS
     chosen = []
     for s in np.unique(subject):
         for a in np.unique(activity):
             rows = np.flatnonzero((subject == s) & (activity == a))
-            chosen.append(rows[(centres * len(rows)).astype(int)])
+            chosen.append(rows[(centers * len(rows)).astype(int)])
     return np.sort(np.concatenate(chosen))
 
 

@@ -1,4 +1,4 @@
-"""`fixpoint data list | fetch | info`."""
+"""The commands `fixpoint data list | fetch | info`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from fixpoint.data.storage import folder
 # UsageError of the click that typer uses: some versions bring their own copy of it.
 _UsageError: Any = typer.BadParameter.__base__
 
-data_app = typer.Typer(no_args_is_help=True, help="Data sets: what there is, and how to get it.")
+data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, download, describe.")
 
 
 @contextmanager
-def _one_line() -> Iterator[None]:
+def _as_usage_error() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
@@ -47,13 +47,13 @@ def _console() -> Console:
 
 @data_app.command("list")
 def show_list() -> None:
-    """List the data sets, and which of them are ready."""
+    """List the data sets, and which of them are available."""
     table = Table("data set", "status", "file", "where to get it")
     for name in DATASETS:
         table.add_row(name, *_status(name))
     console = _console()
     console.print(table)
-    console.print(f"Files are looked for in {_shown(folder())}", soft_wrap=True, highlight=False)
+    console.print(f"Data folder: {_shown(folder())}", soft_wrap=True, highlight=False)
 
 
 @data_app.command()
@@ -61,15 +61,15 @@ def fetch(
     name: Annotated[str, typer.Argument(help="A data set of 'fixpoint data list'.")],
     archive: Annotated[
         list[Path] | None,
-        typer.Option(help="An official archive that you have; give it again for more files."),
+        typer.Option(help="Official archive on disk; repeat the option for more files."),
     ] = None,
 ) -> None:
-    """Download the official archive of a data set, or take yours, and make its file.
+    """Download the official archive of a data set, or read a given one, and convert it.
 
-    The archive is checked first; the file that was there stays where anything is wrong.
+    The archive is verified first; an existing file is kept if anything is wrong.
     """
     console = _console()
-    with _one_line():
+    with _as_usage_error():
         if name not in DATASETS:
             raise ValueError(unknown_name("data set", name, DATASETS))
         if name not in SOURCES:
@@ -88,15 +88,15 @@ def fetch(
             same = all(any(known.is_file(path) for path in paths) for known in pinned)
         if not same:
             console.print(
-                "Your archive is packed otherwise than the official one, whose checksum it does "
-                "not have; what is inside has passed the checks",
+                "The archive's checksum differs from the official one (repacked?), but its "
+                "contents are correct.",
                 soft_wrap=True,
             )
         console.print(repr(data), soft_wrap=True, highlight=False)
         console.print(f"{name} is ready: {_shown(ready)}", soft_wrap=True, highlight=False)
         if not archive:
             kept = _shown(paths[0].parent)
-            console.print(f"The archive is kept in {kept}", soft_wrap=True, highlight=False)
+            console.print(f"The archive was kept in {kept}", soft_wrap=True, highlight=False)
 
 
 @data_app.command()
@@ -105,8 +105,8 @@ def info(
         str, typer.Argument(help="A data set of 'fixpoint data list', or a file or folder.")
     ],
 ) -> None:
-    """Show shapes, classes, counts, licence and citation of a data set."""
-    with _one_line():
+    """Show shapes, classes, counts, license and citation of a data set."""
+    with _as_usage_error():
         check_name(name)
         data = load_dataset(name)
         table = Table(show_header=False)
@@ -142,9 +142,9 @@ def _facts(data: Dataset) -> dict[str, str]:
         if data.x_valid is not None
         else "none official; validation_split holds out whole groups of train"
         if data.groups_train is not None
-        else "none official; validation_split holds out a share of each class of train"
+        else "none official; validation_split holds out a fraction of each class of train"
     )
-    facts["licence"] = data.licence
+    facts["license"] = data.license
     facts["citation"] = data.citation
     return facts
 
@@ -179,10 +179,10 @@ def _origin(name: str) -> dict[str, str]:
     source = SOURCES[name]
     origin = {"file": _shown(source.find()[0]), "official page": source.page}
     for archive in source.archives:
-        checksum = archive.checksum or "none published for the archive; its content is checked"
+        checksum = archive.checksum or "none published; the contents are verified"
         origin[f"archive {archive.file}"] = f"{archive.url}, checksum: {checksum}"
     if not source.archives:
-        origin["archive"] = f"wants a registration: {source.remedy}"
+        origin["archive"] = f"requires registration: {source.remedy}"
     return origin
 
 
@@ -215,7 +215,7 @@ def _shown(path: Path) -> str:
 
 
 class _Bars:
-    """Makes a progress bar for each download."""
+    """Creates a progress bar for each download."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -225,7 +225,7 @@ class _Bars:
 
 
 class _Bar:
-    """The bar of one download, driven by pooch."""
+    """The progress bar of one download, for pooch."""
 
     def __init__(self, console: Console, name: str) -> None:
         columns = (

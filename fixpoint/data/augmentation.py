@@ -1,4 +1,4 @@
-"""Random rotations of the frame of a sensor, to train on more ways of wearing it than were seen."""
+"""Random rotations of the sensor frame, an augmentation for other orientations of the sensor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def random_rotations(count: int, degrees: float, *, generator: torch.Generator) 
 
 
 def rotate(x: Tensor, vectors: tuple[tuple[int, int, int], ...], rotations: Tensor) -> Tensor:
-    """Turn all vectors of each sequence by its own rotation; other channels stay as they are.
+    """Rotate all vectors of each sequence by its own rotation; other channels are unchanged.
 
     Args:
         x: sequences (B, T, d).
@@ -45,25 +45,25 @@ def rotate(x: Tensor, vectors: tuple[tuple[int, int, int], ...], rotations: Tens
     [[[0.0, 1.0, 2.0, 7.0]]]
     """
     channels = torch.tensor(vectors, device=x.device).flatten()
-    turned = x.clone()
+    rotated = x.clone()
     # (B, T V, 3) @ (B, 3, 3): all vectors of a sequence in one product
     flat = x[..., channels].reshape(len(x), -1, 3) @ rotations.mT
-    turned[..., channels] = flat.view(*x.shape[:2], -1)
-    return turned
+    rotated[..., channels] = flat.view(*x.shape[:2], -1)
+    return rotated
 
 
 def check_vectors(dataset: Dataset) -> None:
-    """Refuse to rotate data that hold no vectors in their own units.
+    """Raise unless the data have vectors in their original units, which `rotate` needs.
 
     Raises:
-        ValueError: there are none, or `normalize` changed them already.
+        ValueError: there are none, or `normalize` has changed them.
 
     >>> from fixpoint.data import load_dataset
     >>> check_vectors(load_dataset("har2-sample"))
     """
     if not dataset.vectors:
         raise ValueError(
-            f"training.rotate turns vectors of three channels in their own units, and "
-            f"{dataset.name} has none: it is for har2, har6 and har2-sample, normalized late if at "
-            "all; set it to 0 for others"
+            f"training.rotate turns vectors of three channels in their original units, and "
+            f"{dataset.name} has none: use har2, har6 or har2-sample, not normalized or with "
+            "normalize(..., late=True), or set training.rotate to 0"
         )

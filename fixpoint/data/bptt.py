@@ -1,4 +1,4 @@
-"""Batches of a stream of tokens, in which the state of a model goes on from batch to batch."""
+"""Batches of a token stream for truncated backpropagation through time (BPTT)."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 def stream_batches(
     x: Tensor, y: Tensor, *, batch_size: int, steps: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cut a stream into `batch_size` pieces and walk along them side by side.
+    """Cut a stream into `batch_size` pieces and iterate over them in parallel.
 
-    Row b of each batch goes on where row b of the batch before ended, so the last state of a model
-    is the first one of the next batch. The last N mod batch_size tokens are left out; the last
-    batch may be shorter.
+    Row b of each batch continues row b of the previous batch, so the last state of a model is the
+    initial state for the next batch. The last N mod batch_size tokens are left out; the last batch
+    may be shorter.
 
     Args:
         x: the stream (N,), e.g. `Dataset.x_train`.
-        y: what is to be predicted at each place (N,), e.g. `Dataset.y_train`.
-        batch_size: pieces B.
-        steps: length T of a batch.
+        y: the target at each position (N,), e.g. `Dataset.y_train`.
+        batch_size: number of pieces B.
+        steps: time steps T of a batch.
 
     Yields:
         x and y of a batch, (B, T) each.
 
     Raises:
-        ValueError: the stream is no row of tokens, or too short for `batch_size` pieces.
+        ValueError: x and y are not one-dimensional, or too short for `batch_size` pieces.
 
     >>> import torch
     >>> for x, y in stream_batches(torch.arange(9), torch.arange(1, 10), batch_size=2, steps=3):

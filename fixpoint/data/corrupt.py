@@ -1,4 +1,4 @@
-"""The one message for a damaged file."""
+"""One message for every kind of damaged file."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _DAMAGE = (
     zlib.error,
     EOFError,
     UnicodeDecodeError,
-    NotImplementedError,  # a compression or version that Python does not have
-    RuntimeError,  # a password is wanted
-    MemoryError,  # a size that cannot be true
+    NotImplementedError,  # a compression or version that Python does not support
+    RuntimeError,  # a password is required
+    MemoryError,  # an impossible size
 )
 
 
 @contextmanager
-def one_line(
+def as_value_error(
     title: Path | str, advice: str = ADVICE, *, also: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Turn every error of a damaged archive into a ValueError of one line.
+    """Convert every error of a damaged archive into a ValueError of one line.
 
     Args:
-        title: what the message calls the file.
-        advice: what to do about it.
-        also: more exceptions that mean damage.
+        title: name of the file in the message.
+        advice: the remedy in the message.
+        also: further exceptions to convert.
 
     Raises:
         ValueError: the file is damaged.
 
-    >>> with one_line("a.zip"):
+    >>> with as_value_error("a.zip"):
     ...     raise EOFError("ended early")
     Traceback (most recent call last):
     ValueError: a.zip is truncated or corrupt (ended early); get a fresh copy
@@ -51,7 +51,7 @@ def one_line(
     except FileNotFoundError:
         raise
     except OSError as error:
-        # Of bzip2 and gzip, or a place before the start of a file; others are about the folder.
+        # Raised by bzip2 and gzip, or by a seek before the start; others concern the folder.
         if error.errno not in (None, errno.EINVAL):
             raise
         raise _damaged(title, error, advice) from error

@@ -109,7 +109,7 @@ def _dataset(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
     common = {
         "name": path.name.removesuffix(".npz") or str(path.resolve().name),
         "classes": tuple(names),
-        "licence": "your own data",
+        "license": "your own data",
         "citation": "your own data",
     }
     if "x_test" in arrays:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+
+_RENAMED = {"licence": "license"}
+"""Former names of fields, which are still accepted; see CHANGELOG."""
 
 Kind = Literal["classification", "tokens", "language-model"]
 PARTS = ("train", "valid", "test")
@@ -23,6 +27,22 @@ _STORED: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
 _AXES = {"classification": 3, "tokens": 2, "language-model": 1}
 
 
+T = TypeVar("T")
+
+
+def _accept_former_names(cls: type[T]) -> type[T]:
+    """Let the constructor take fields by their former names too."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, **fields: Any) -> None:
+        init(self, **{_RENAMED.get(name, name): value for name, value in fields.items()})
+
+    cls.__init__ = __init__  # type: ignore[method-assign]
+    return cls
+
+
+@_accept_former_names
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Dataset:
     """Sequences with one class each, or a stream of tokens, split into train, valid and test.
@@ -52,7 +72,7 @@ class Dataset:
         vectors: "classification": triples of channels that are x, y and z of one vector in the
             frame of the sensor, as an acceleration is. Stored numbers may be turned by `rotate`.
         subset: what is missing of the full data set; empty where it is complete.
-        licence: terms of use.
+        license: terms of use.
         citation: what to cite.
 
     Valid is None where there is no official one: see `validation_split`.
@@ -86,7 +106,7 @@ class Dataset:
     asinh: bool = False
     vectors: tuple[tuple[int, int, int], ...] = ()
     subset: str = ""
-    licence: str
+    license: str
     citation: str
 
     def __post_init__(self) -> None:
@@ -104,6 +124,11 @@ class Dataset:
                     f"{self.name}: train and {part} windows must have one (T, d), "
                     f"got {shapes['train']} and {shape}"
                 )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _RENAMED:
+            return getattr(self, _RENAMED[name])
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def parts(self) -> tuple[str, ...]:

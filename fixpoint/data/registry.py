@@ -27,7 +27,7 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "yelp5": yelp.yelp5,
     "ptb": ptb.ptb,
 }
-"""Makes each data set; "har2-sample" and "toy-walks" need no file."""
+"""Loader of each data set by name; "har2-sample" and "toy-walks" need no file."""
 
 SOURCES: dict[str, Source] = {
     "har2": har.SOURCE,
@@ -39,18 +39,18 @@ SOURCES: dict[str, Source] = {
     "yelp5": yelp.SOURCE,
     "ptb": ptb.SOURCE,
 }
-"""Where the file of each other data set comes from."""
+"""Source of the file of each other data set."""
 
 
 def load_dataset(name: str) -> Dataset:
-    """Data set of that name, or of a user's own file or folder, in its own units.
+    """Load a data set by name, or from a user's own file or folder, in its original units.
 
     Args:
-        name: name in `DATASETS`, or a path (see `load`). A name goes before a path.
+        name: name in `DATASETS`, or a path (see `load`). A name takes precedence over a path.
 
     Raises:
-        ValueError: no data set has that name, or its file is damaged.
-        FileNotFoundError: its file is not there; the message says where to get it.
+        ValueError: the name is unknown, or the file is damaged.
+        FileNotFoundError: the file does not exist; the message says where to get it.
 
     >>> load_dataset("toy-walks").x_train.shape
     torch.Size([10000, 100, 2])
@@ -60,7 +60,7 @@ def load_dataset(name: str) -> Dataset:
 
 
 def fingerprint(name: str) -> str:
-    """What tells a user's own data from other data of the same path; empty where there is none.
+    """Hash of the contents of a user's own file or folder; empty for a data set of `DATASETS`.
 
     >>> fingerprint("har2")
     ''
@@ -79,11 +79,11 @@ def _digest(path: Path) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse what is neither the name of a data set nor a path.
+    """Raise unless `name` is the name of a data set or an existing path.
 
     Raises:
-        ValueError: it lists the known names.
-        FileNotFoundError: it is a path, and nothing is there.
+        ValueError: the name is unknown; the message lists the known names.
+        FileNotFoundError: it is a path that does not exist.
 
     >>> check_name("har2")
     """

@@ -1,4 +1,4 @@
-"""What a file of arrays must hold."""
+"""Checks of the arrays of a file: names, dtypes, shapes, class counts."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
 Schema = Mapping[str, tuple[str, tuple[int | None, ...]]]
-"""Of each array its dtype and shape; None is any length, "str" are strings of any length."""
+"""Dtype and shape of each array; None is any size, "str" is a string of any length."""
 
 
 def check_schema(arrays: Arrays, schema: Schema, title: str, remedy: str) -> None:
-    """Refuse arrays of which one is missing or has another dtype or shape.
+    """Raise if an array is missing or has another dtype or shape.
 
     Args:
-        title: what the message calls the file.
-        remedy: what to do about it.
+        title: name of the file in the message.
+        remedy: the remedy in the message.
 
     Raises:
-        ValueError: one line, which names the array.
+        ValueError: one line that names the array.
 
     >>> check_schema({"x": np.zeros(3)}, {"x": ("float64", (None,))}, "a.npz", "replace it")
     """
@@ -40,13 +40,13 @@ def check_schema(arrays: Arrays, schema: Schema, title: str, remedy: str) -> Non
 
 
 def check_counts(arrays: Arrays, counts: Mapping[str, list[int]], title: str, remedy: str) -> None:
-    """Refuse labels whose classes have other numbers of sequences.
+    """Raise if the number of sequences of a class differs from the expected one.
 
     Args:
-        counts: of each array of labels the number of sequences of class 0, 1, ...
+        counts: the number of sequences of class 0, 1, ... for each array of labels.
 
     Raises:
-        ValueError: one line, which names the array.
+        ValueError: one line that names the array.
 
     >>> check_counts({"y": np.array([0, 1, 1])}, {"y": [1, 2]}, "a.npz", "replace it")
     """

@@ -1,4 +1,4 @@
-"""Splits of a data set: by group where the groups are known, else by class."""
+"""Splits of a data set: by group if groups are given, else stratified by class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_EACH_ROW = ("x", "y", "groups", "lengths")
 
 
 def take(dataset: Dataset, part: str, rows: Tensor) -> Dataset:
-    """Keep only some rows, given by index or mask, of train, valid or test.
+    """Select rows of train, valid or test, by index or mask.
 
     >>> from fixpoint.data import load_dataset
     >>> len(take(load_dataset("har2-sample"), "test", torch.arange(10)).x_test)
@@ -24,20 +24,20 @@ def take(dataset: Dataset, part: str, rows: Tensor) -> Dataset:
 
 
 def validation_split(dataset: Dataset, fraction: float = 0.2, *, seed: int = 0) -> Dataset:
-    """Take a validation part off the training part.
+    """Split a validation part off the training part.
 
-    Where an official one is there, the data set is returned as it is. Where the groups are known,
-    no group is on both sides, so that the validation score says how well a model does on new
-    people; else each class gives the same share.
+    A data set with an official validation part is returned unchanged. If groups are given, no group
+    is in both parts, so the validation score estimates the score on new people; else the split is
+    stratified by class.
 
     Args:
         dataset: the data.
-        fraction: share of the training sequences, above 0 and below 1. Whole groups are taken, in
-            an order drawn from `seed`, as long as that comes nearer to it.
-        seed: of the draw.
+        fraction: fraction of the training sequences, above 0 and below 1. Whole groups are taken,
+            in an order drawn from `seed`, so that their size is nearest to it.
+        seed: of the random order.
 
     Raises:
-        ValueError: another fraction, a stream without an official part, or one group alone.
+        ValueError: `fraction` is out of range, the data are a stream, or there is one group only.
 
     >>> from fixpoint.data import load_dataset
     >>> validation_split(load_dataset("har2-sample"))
@@ -48,16 +48,16 @@ channels, 2 classes)
         return dataset
     if dataset.kind == "language-model":
         raise ValueError(
-            f"{dataset.name} is one stream without a validation part: sequences are needed to "
-            "draw one; give x_valid and y_valid"
+            f"{dataset.name} is one stream without a validation part, which cannot be split into "
+            "sequences: give x_valid and y_valid"
         )
-    held = held_out(dataset.y_train, dataset.groups_train, fraction, seed=seed)
-    valid = _rows(dataset, "train", held, "valid")
-    return replace(dataset, **_rows(dataset, "train", ~held, "train"), **valid)
+    mask = held_out(dataset.y_train, dataset.groups_train, fraction, seed=seed)
+    valid = _rows(dataset, "train", mask, "valid")
+    return replace(dataset, **_rows(dataset, "train", ~mask, "train"), **valid)
 
 
 def held_out(y: Tensor, groups: Tensor | None, fraction: float, *, seed: int) -> Tensor:
-    """Which of the sequences to hold out, (N,) bool; see `validation_split`.
+    """Mask of the sequences to hold out, (N,) bool; see `validation_split`.
 
     Args:
         y: class of each sequence, (N,).
@@ -69,21 +69,21 @@ def held_out(y: Tensor, groups: Tensor | None, fraction: float, *, seed: int) ->
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must lie between 0 and 1, got {fraction}")
     draw = torch.Generator().manual_seed(seed)
-    held = torch.zeros(len(y), dtype=torch.bool)
+    mask = torch.zeros(len(y), dtype=torch.bool)
     if groups is None:
         for label in y.unique():
             rows = (y == label).nonzero().flatten()
             rows = rows[torch.randperm(len(rows), generator=draw)]
-            held[rows[: round(fraction * len(rows))]] = True
-        return held
+            mask[rows[: round(fraction * len(rows))]] = True
+        return mask
     ids, counts = groups.unique(return_counts=True)
     if len(ids) < 2:
         raise ValueError(
-            f"all {len(y)} training sequences are of one group, which cannot be split: leave the "
-            "groups out"
+            f"all {len(y)} training sequences are of one group, which cannot be split: leave out "
+            "the groups"
         )
     order = torch.randperm(len(ids), generator=draw)
-    ends = counts[order].cumsum(0)[:-1]  # at least one group stays
+    ends = counts[order].cumsum(0)[:-1]  # at least one group is left for training
     taken = int((ends - fraction * len(y)).abs().argmin()) + 1
     return torch.isin(groups, ids[order[:taken]])
 

@@ -1,4 +1,4 @@
-"""Where data files lie, and how they are read."""
+"""The data folder, and reading and writing of .npz files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fixpoint.data.corrupt import one_line
+from fixpoint.data.corrupt import as_value_error
 from fixpoint.data.schema import Arrays, Schema, check_schema
 
 _REPLACE = "replace it by a fresh copy"
@@ -30,11 +30,11 @@ def find(file_name: str, remedy: str) -> Path:
     """Path of a data file.
 
     Args:
-        file_name: its name inside `folder()`.
+        file_name: name inside `folder()`.
         remedy: how to get it, with the address: "make it from https://...".
 
     Raises:
-        FileNotFoundError: it is not there; the message says where it was expected and the remedy.
+        FileNotFoundError: it does not exist; the message has the expected path and the remedy.
     """
     path = folder() / file_name
     if path.is_file():
@@ -64,16 +64,16 @@ def read_arrays(path: Path, keys: Iterable[str], advice: str) -> dict[str, np.nd
     Raises:
         ValueError: the file is truncated, corrupt, or holds Python objects.
     """
-    with path.open("rb") as file, one_line(path, advice, also=(ValueError,)):
+    with path.open("rb") as file, as_value_error(path, advice, also=(ValueError,)):
         if not zipfile.is_zipfile(file):
-            raise zipfile.BadZipFile("no .npz file, or its end is missing")
+            raise zipfile.BadZipFile("not an .npz file, or its end is missing")
         file.seek(0)
         with np.load(file, allow_pickle=False) as archive:
             return {key: archive[key] for key in keys if key in archive}
 
 
 def write_npz(path: Path, arrays: Arrays) -> None:
-    """Write a file that is whole from the moment it has its name.
+    """Write an .npz file atomically: it is complete as soon as it has its name.
 
     Raises:
         OSError: the folder cannot be written.

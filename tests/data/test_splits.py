@@ -67,7 +67,7 @@ def test_what_cannot_be_split_is_refused():
     stream = torch.arange(9) % 3
     data = Dataset(
         name="stream", kind="language-model", x_train=stream, y_train=stream, x_test=stream,
-        y_test=stream, classes=("a", "b", "c"), vocabulary=("a", "b", "c"), licence="", citation="",
+        y_test=stream, classes=("a", "b", "c"), vocabulary=("a", "b", "c"), license="", citation="",
     )  # fmt: skip
     with pytest.raises(ValueError, match="stream is one stream without a validation part"):
         validation_split(data)

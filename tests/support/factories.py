@@ -23,7 +23,7 @@ def make(seed=0, **changes):
         "y_test": torch.arange(20) % 2,
         "classes": ("a", "b"),
         "groups_train": torch.arange(N),
-        "licence": "none",
+        "license": "none",
         "citation": "none",
     }
     return Dataset(**(fields | changes))

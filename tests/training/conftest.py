@@ -51,7 +51,7 @@ def text_of(train, valid, test, words):
         kind="language-model",
         classes=tuple(map(str, range(words))),
         vocabulary=tuple(map(str, range(words))),
-        licence="",
+        license="",
         citation="",
         **{f"x_{part}": stream[:-1] for part, stream in parts.items()},
         **{f"y_{part}": stream[1:] for part, stream in parts.items()},

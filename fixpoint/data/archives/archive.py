@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from fixpoint.data.corrupt import ADVICE, one_line
+from fixpoint.data.corrupt import ADVICE, as_value_error
 
 _MEGABYTE = 2**20
 
@@ -27,7 +27,7 @@ def files(paths: Iterable[Path]) -> Iterator[tuple[str, IO[bytes]]]:
     itself. A file is open until the next one is asked for.
 
     Raises:
-        FileNotFoundError: there is no such archive.
+        FileNotFoundError: the archive does not exist.
         ValueError: an archive is damaged, or has a member that is a link, is there twice, is
             encrypted, or whose name points outside.
 
@@ -36,8 +36,8 @@ def files(paths: Iterable[Path]) -> Iterator[tuple[str, IO[bytes]]]:
     """
     for path in paths:
         if not path.is_file():
-            raise FileNotFoundError(f"there is no file {path}: give an archive that is there")
-        with one_line(path):
+            raise FileNotFoundError(f"there is no file {path}: give the path of an archive")
+        with as_value_error(path):
             yield from _files(path)
 
 
@@ -110,7 +110,7 @@ def read(file: IO[bytes], name: str, *, at_most: int = 64 * _MEGABYTE) -> bytes:
     >>> read(io.BytesIO(b"abc"), "abc.txt", at_most=3)
     b'abc'
     """
-    with one_line(name):
+    with as_value_error(name):
         data = file.read(at_most + 1)
     if len(data) > at_most:
         raise ValueError(f"{name} holds more than the {at_most} bytes that it may; {ADVICE}")

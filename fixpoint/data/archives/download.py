@@ -1,4 +1,4 @@
-"""Downloads of official archives: checked, resumed, with a progress bar."""
+"""Downloads of official archives: verified, resumable, with a progress bar."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Archive:
 
 
 class Bar(Protocol):
-    """A progress bar as pooch drives it."""
+    """The interface of a progress bar that pooch expects."""
 
     total: int
 
@@ -54,12 +54,12 @@ class Bar(Protocol):
 def download(archive: Archive, folder: Path, bar: Bar | None = None) -> Path:
     """Path of the archive in `folder`, downloaded if it is not there.
 
-    What came before the connection broke stays in `folder`, and the next call goes on from there,
-    where the server can.
+    After a broken connection the part received is kept in `folder`, and the next call resumes from
+    there if the server supports it.
 
     Raises:
-        OSError: it cannot be had; the message says how to give it by hand.
-        ValueError: its checksum is another one.
+        OSError: the download failed; the message says how to supply the file by hand.
+        ValueError: the checksum differs from the published one.
     """
     import pooch  # not at the top: it loads requests
 
@@ -75,8 +75,8 @@ def download(archive: Archive, folder: Path, bar: Bar | None = None) -> Path:
     except OSError as error:  # of requests too
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise OSError(
-            f"{archive.url} could not be downloaded ({reason}); try again, or get it by other "
-            "means and give it by --archive FILE"
+            f"{archive.url} could not be downloaded ({reason}); try again, or download it "
+            "by other means and pass it with --archive FILE"
         ) from error
     except ValueError as error:
         raise ValueError(
@@ -90,7 +90,7 @@ def download(archive: Archive, folder: Path, bar: Bar | None = None) -> Path:
 
 
 class _Resuming:
-    """Downloader for pooch that goes on where an earlier call broke off."""
+    """Downloader for pooch that resumes an interrupted download."""
 
     def __init__(self, part: Path, bar: Bar | None) -> None:
         self.part = part
@@ -106,7 +106,7 @@ class _Resuming:
 
             def check(response: Any, *args: Any, **more: Any) -> None:
                 stack.callback(response.close)
-                # The whole file instead of its rest, or a part that is no beginning of the file.
+                # The server sent the whole file, or the part is not a prefix of the file.
                 if response.status_code in (200, 416):
                     file.truncate(0)
 

@@ -2,8 +2,8 @@
 
 Windows of 25 ms every 10 ms of 16 kHz sound, pre-emphasis 0.97, symmetric Hamming window, FFT of
 512 points, 32 triangular filters whose corners lie evenly in mel from 0 to 8 kHz and are rounded
-down to a frequency of the FFT. Libraries that are kept, librosa and torchaudio, have exact corners:
-features by those differ by 0.3 (RMS, of a noisy chirp), most in the lowest filters. The package
+down to a frequency of the FFT. The maintained libraries, librosa and torchaudio, use exact corners:
+their features differ by 0.3 (RMS, of a noisy chirp), most in the lowest filters. The package
 that the authors used has had no release since 2017.
 
 Source: Kusupati et al., 2018, FastGRNN: A Fast, Accurate, Stable and Tiny Kilobyte Sized Gated
@@ -29,10 +29,10 @@ def log_mel(clip: np.ndarray) -> np.ndarray:
     """Log energies (99, 32), float64, of one second of sound.
 
     Args:
-        clip: 16,000 samples or fewer, which are taken for the end of a second that begins silent.
+        clip: at most 16,000 samples; shorter clips are padded with silence at the start.
 
     Raises:
-        ValueError: the clip is no row of samples, or longer than a second.
+        ValueError: the clip is not one-dimensional, or longer than a second.
 
     >>> log_mel(np.zeros(16_000, np.int16)).shape
     (99, 32)

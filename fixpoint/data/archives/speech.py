@@ -26,11 +26,15 @@ WORDS = tuple(sorted(COMMANDS + _OTHERS))
 STEP = np.float32(0.002)  # of the log energies
 
 _NOISE = "_background_noise_"
-_SHARES = {"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}  # of each noise recording
+_FRACTIONS = {
+    "train": (0.0, 0.8),
+    "valid": (0.8, 0.9),
+    "test": (0.9, 1.0),
+}  # of each noise recording
 _CLIP = 2**20  # bytes of a clip's file at most
 
 Clips = Mapping[str, tuple[str, str]]
-"""Of each clip, by its path word/file.wav, its part and its class."""
+"""Part and class of each clip, by its path word/file.wav."""
 
 
 def parse(name: str, paths: Sequence[Path]) -> dict[str, np.ndarray]:
@@ -38,10 +42,10 @@ def parse(name: str, paths: Sequence[Path]) -> dict[str, np.ndarray]:
 
     Args:
         name: "google12" or "google30".
-        paths: the archive of word/file.wav, validation_list.txt and testing_list.txt.
+        paths: the archive, with word/file.wav, validation_list.txt and testing_list.txt.
 
     Raises:
-        ValueError: a list is missing, or a file is no clip of at most a second at 16 kHz.
+        ValueError: a list is missing, or a file is not a clip of at most a second at 16 kHz.
     """
     clips = split(_paths_and_lists(paths))
     classes = WORDS if name == "google30" else (SILENCE, UNKNOWN, *COMMANDS)
@@ -91,7 +95,7 @@ def split(
 
 
 def commands(clips: Clips) -> dict[str, tuple[str, str]]:
-    """The clips of Google-12 but for silence: ten words, and some of the others as unknown.
+    """The clips of Google-12 without silence: ten words, and some of the others as unknown.
 
     >>> commands({"up/a.wav": ("train", "up"), "bed/b.wav": ("train", "bed")})
     {'up/a.wav': ('train', 'up'), 'bed/b.wav': ('train', '_unknown_')}
@@ -135,7 +139,7 @@ def _samples(data: bytes, path: str) -> np.ndarray:
             whole = len(frames) == 2 * sound.getnframes()
     except (wave.Error, EOFError) as error:
         raise ValueError(
-            f"{path} is no sound that can be read ({error or 'it is empty'})"
+            f"{path} is not a valid WAV file ({str(error) or 'it is empty'})"
         ) from None
     if form != (RATE, 1, 2) or not whole or not frames:
         raise ValueError(
@@ -153,7 +157,7 @@ def _steps(clip: np.ndarray, path: str) -> np.ndarray:
 
 
 def _silence(noise: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Pieces of the noise recordings, as many in each part as there are clips of unknown."""
+    """Excerpts of the noise recordings, as many in each part as there are clips of unknown."""
     names = sorted(noise)
     if not names or min(len(sound) for sound in noise.values()) < 10 * RATE:
         raise ValueError(
@@ -165,7 +169,7 @@ def _silence(noise: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> dict
         draw = np.random.RandomState(number)  # the same in every version of NumPy
         for i in range(counts[part]):
             name = names[i % len(names)]
-            first, end = (int(share * len(noise[name])) for share in _SHARES[part])
+            first, end = (int(fraction * len(noise[name])) for fraction in _FRACTIONS[part])
             start = draw.randint(first, end - RATE + 1)
             pieces[f"{name}#{part}#{i}"] = _steps(noise[name][start : start + RATE], name)
     return pieces

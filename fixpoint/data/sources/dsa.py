@@ -32,7 +32,7 @@ from fixpoint.data.sources.source import Source
 from fixpoint.data.storage import read_npz
 
 URL = "https://archive.ics.uci.edu/static/public/256/daily+and+sports+activities.zip"
-LICENCE = "CC BY 4.0 (UCI repository)"
+LICENSE = "CC BY 4.0 (UCI repository)"
 CITATION = (
     "K. Altun, B. Barshan, O. Tuncel. Comparative study on classifying human activities with "
     "miniature inertial and magnetic sensors. Pattern Recognition 43(10), 2010"
@@ -85,8 +85,8 @@ def dsa19() -> Dataset:
     """DSA-19: 4560 train and 4560 test segments (125, 45) of 19 classes, stored as int16.
 
     Raises:
-        FileNotFoundError: dsa.npz is not there.
-        ValueError: dsa.npz is damaged or is another data set.
+        FileNotFoundError: dsa.npz does not exist.
+        ValueError: dsa.npz is damaged, or belongs to another data set.
     """
     path, _ = SOURCE.find()
     arrays = read_npz(path, _SCHEMA)
@@ -105,7 +105,7 @@ def dsa19() -> Dataset:
         groups_train=int64("subject_train"),
         groups_test=int64("subject_test"),
         scale=torch.from_numpy(arrays["scale"]),
-        licence=LICENCE,
+        license=LICENSE,
         citation=CITATION,
     )
 

@@ -41,7 +41,7 @@ __all__ = [
     "read_har",
 ]
 
-LICENCE = (
+LICENSE = (
     "CC BY 4.0 (UCI repository); the archive's README adds: 'Any commercial use is prohibited.'"
 )
 CITATION = (
@@ -63,8 +63,8 @@ def har2() -> Dataset:
     """HAR-2: 7352 train and 2947 test windows (128, 9), two classes of three activities each.
 
     Raises:
-        FileNotFoundError: har.npz is not there.
-        ValueError: har.npz is damaged or is another data set.
+        FileNotFoundError: har.npz does not exist.
+        ValueError: har.npz is damaged, or belongs to another data set.
     """
     return har_dataset("har2", read_har(), labels="y2", classes=HAR2_CLASSES)
 
@@ -73,8 +73,8 @@ def har6() -> Dataset:
     """HAR-6: the rows of HAR-2 in the same order, with their six activities as classes.
 
     Raises:
-        FileNotFoundError: har.npz is not there.
-        ValueError: har.npz is damaged or is another data set.
+        FileNotFoundError: har.npz does not exist.
+        ValueError: har.npz is damaged, or belongs to another data set.
     """
     return har_dataset("har6", read_har(), labels="y", classes=ACTIVITIES)
 
@@ -106,6 +106,6 @@ def har_dataset(
         groups_test=int64("subject_test"),
         vectors=VECTORS,
         subset=subset,
-        licence=LICENCE,
+        license=LICENSE,
         citation=CITATION,
     )

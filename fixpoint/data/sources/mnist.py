@@ -27,7 +27,7 @@ from fixpoint.data.storage import read_npz
 
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"
 PAGE = "http://yann.lecun.com/exdb/mnist/"
-LICENCE = "commonly given as CC BY-SA 3.0; the authors' page names none"
+LICENSE = "commonly given as CC BY-SA 3.0; the authors' page names none"
 CITATION = (
     "Y. LeCun, L. Bottou, Y. Bengio, P. Haffner. Gradient-Based Learning Applied to Document "
     "Recognition. Proceedings of the IEEE 86(11), 1998"
@@ -63,8 +63,8 @@ def pixel_mnist() -> Dataset:
     The values are grey levels from 0 to 1.
 
     Raises:
-        FileNotFoundError: mnist.npz is not there.
-        ValueError: mnist.npz is damaged or is another data set.
+        FileNotFoundError: mnist.npz does not exist.
+        ValueError: mnist.npz is damaged, or belongs to another data set.
     """
     return _digits("pixel-mnist", None)
 
@@ -76,8 +76,8 @@ def permuted_mnist(seed: int = 0) -> Dataset:
         seed: of the order; other seeds are other data sets.
 
     Raises:
-        FileNotFoundError: mnist.npz is not there.
-        ValueError: mnist.npz is damaged or is another data set.
+        FileNotFoundError: mnist.npz does not exist.
+        ValueError: mnist.npz is damaged, or belongs to another data set.
     """
     # RandomState draws the same in every version of NumPy
     return _digits("permuted-mnist", np.random.RandomState(seed).permutation(784))
@@ -100,7 +100,7 @@ def _digits(name: str, order: np.ndarray | None) -> Dataset:
         y_test=torch.from_numpy(arrays["y_test"].astype(np.int64)),
         classes=tuple("0123456789"),
         scale=torch.tensor(1 / 255),
-        licence=LICENCE,
+        license=LICENSE,
         citation=CITATION,
     )
 
@@ -109,7 +109,7 @@ def parse(paths: Sequence[Path]) -> dict[str, np.ndarray]:
     """Arrays of mnist.npz from the four official files, each as it is or as .gz.
 
     Raises:
-        ValueError: one is missing, or is no file of images or labels.
+        ValueError: one is missing, or is not an IDX file of images or labels.
     """
     arrays = {}
     for path, file in files(paths):
@@ -142,8 +142,8 @@ def _read_idx(data: bytes, name: str, *, axes: int) -> np.ndarray:
     if not whole or len(data) != start + math.prod(shape):
         kind = "images" if axes == 3 else "labels"
         raise ValueError(
-            f"{name} is no idx file of {kind}, or not whole ({len(data)} bytes): give the official "
-            f"one, {PAGE}"
+            f"{name} is not an IDX file of {kind}, or is truncated ({len(data)} bytes): give the "
+            f"official one, {PAGE}"
         )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy()
 

@@ -28,7 +28,7 @@ from fixpoint.data.sources.source import Source
 from fixpoint.data.storage import read_npz
 
 URL = "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz"
-LICENCE = (
+LICENSE = (
     "copyright Linguistic Data Consortium (Treebank-3, LDC99T42) and Dow Jones; not openly "
     "licensed: do not pass it on"
 )
@@ -56,8 +56,8 @@ def ptb() -> Dataset:
     """Penn Treebank: streams of 929589, 73760 and 82430 words of 10000.
 
     Raises:
-        FileNotFoundError: ptb.npz is not there.
-        ValueError: ptb.npz is damaged or is another data set.
+        FileNotFoundError: ptb.npz does not exist.
+        ValueError: ptb.npz is damaged, or belongs to another data set.
     """
     path, _ = SOURCE.find()
     arrays = read_npz(path, _SCHEMA)
@@ -74,7 +74,7 @@ def ptb() -> Dataset:
         y_test=streams["test"][1:].long(),
         classes=vocabulary,
         vocabulary=vocabulary,
-        licence=LICENCE,
+        license=LICENSE,
         citation=CITATION,
     )
 
@@ -83,7 +83,7 @@ def parse(paths: Sequence[Path]) -> dict[str, np.ndarray]:
     """Arrays of ptb.npz from the official archive, or from its three text files.
 
     Raises:
-        ValueError: a file is missing, or has a word that train does not have.
+        ValueError: a file is missing, or contains a word that is not in train.
     """
     words: dict[str, list[str]] = {}
     for path, file in files(paths):

@@ -1,4 +1,4 @@
-"""Where the file of a data set comes from, and how it is made from the official archives."""
+"""The source of a data set: its official archives, and how they become its .npz file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fixpoint.data import storage as cache
 from fixpoint.data.archives.download import Archive, Bar, download
-from fixpoint.data.corrupt import one_line
+from fixpoint.data.corrupt import as_value_error
 from fixpoint.data.schema import Arrays
 
 
@@ -19,13 +19,13 @@ class Source:
     Args:
         name: a data set of this source, as 'fixpoint data fetch' takes it.
         file: name of the .npz file in the data folder.
-        subset_file: name of a file with a part of the data, which is read while `file` is not
-            there; empty if there is none.
-        archives: what is downloaded; empty where the authors want a registration.
-        page: where a person gets the archives.
-        needs: which files to give by hand.
-        parse: makes the arrays of the file from archives, or raises ValueError.
-        verify: raises ValueError, in one line, where arrays are not those of the data set.
+        subset_file: name of a file with a part of the data, which is read if `file` does not
+            exist; empty if there is none.
+        archives: what is downloaded; empty where the authors require registration.
+        page: the official page.
+        needs: the files to supply by hand, for messages.
+        parse: converts archives to the arrays of the file, or raises ValueError.
+        verify: raises ValueError, in one line, unless the arrays are those of the data set.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Source:
 
     @property
     def remedy(self) -> str:
-        """How to get the file, as one clause."""
+        """How to get the file, as a clause for messages."""
         if self.archives:
             return f"run 'fixpoint data fetch {self.name}' (from {self.archives[0].url})"
         return (
@@ -48,10 +48,10 @@ class Source:
         )
 
     def find(self) -> tuple[Path, bool]:
-        """Path of the file, and whether it holds all of the data set.
+        """Path of the file, and whether it is the complete data set.
 
         Raises:
-            FileNotFoundError: it is not there.
+            FileNotFoundError: it does not exist.
         """
         for name in (self.file, self.subset_file):
             if name and (cache.folder() / name).is_file():
@@ -59,13 +59,13 @@ class Source:
         return cache.find(self.file, self.remedy), True
 
     def make(self, paths: Sequence[Path]) -> Arrays:
-        """The verified arrays of the file, from archives.
+        """Parse archives to the arrays of the file and verify them.
 
         Raises:
-            ValueError: they are damaged, or do not hold the data set.
-            FileNotFoundError: an archive is not there.
+            ValueError: they are damaged, or are not those of the data set.
+            FileNotFoundError: an archive does not exist.
         """
-        with one_line(" ".join(str(path) for path in paths)):
+        with as_value_error(" ".join(str(path) for path in paths)):
             arrays = self.parse(paths)
         self.verify(arrays)
         return arrays
@@ -74,26 +74,26 @@ class Source:
         """Paths of the official archives, in the folder `downloads` of the data folder.
 
         Args:
-            bar: makes the progress bar of a download.
+            bar: creates the progress bar of a download.
 
         Raises:
-            OSError: one cannot be had.
-            ValueError: one is another file, or the authors want a registration.
+            OSError: a download failed.
+            ValueError: the checksum of one differs, or the authors require registration.
         """
         if not self.archives:
-            raise ValueError(f"{self.name} is not to be had without a registration: {self.remedy}")
+            raise ValueError(f"{self.name} requires registration: {self.remedy}")
         folder = cache.folder() / "downloads"
         return [download(archive, folder, bar(archive)) for archive in self.archives]
 
     def install(self, paths: Sequence[Path]) -> Path:
         """Make the file in the data folder from archives.
 
-        The file that was there is replaced when the new one is whole, and stays where anything
-        fails. A download without a published checksum that turns out wrong is removed.
+        An existing file is replaced when the new one is complete, and is unchanged if anything
+        fails. A wrong download without a published checksum is removed.
 
         Raises:
-            OSError: an archive is not there, or the folder cannot be written.
-            ValueError: an archive is not what it should be.
+            OSError: an archive does not exist, or the folder cannot be written.
+            ValueError: an archive is not the official one.
         """
         target = cache.folder() / self.file
         try:

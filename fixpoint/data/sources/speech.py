@@ -35,7 +35,7 @@ from fixpoint.data.schema import Arrays, Schema, check_schema
 from fixpoint.data.sources.source import Source
 from fixpoint.data.storage import read_npz
 
-LICENCE = "CC BY 4.0"
+LICENSE = "CC BY 4.0"
 CITATION = (
     "P. Warden. Speech Commands: A Dataset for Limited-Vocabulary Speech Recognition. "
     "arXiv:1804.03209, 2018"
@@ -52,8 +52,8 @@ def google12() -> Dataset:
     """Google-12: ten words, unknown and silence, of google12.npz, else of the subset.
 
     Raises:
-        FileNotFoundError: neither file is there.
-        ValueError: the file is damaged or is another data set.
+        FileNotFoundError: neither file exists.
+        ValueError: the file is damaged, or belongs to another data set.
     """
     path, complete = SOURCES["google12"].find()
     subset = "" if complete else "the test archive of version 0.02, split by speaker"
@@ -64,8 +64,8 @@ def google30() -> Dataset:
     """Google-30: 51088 train, 6798 valid and 6835 test clips of thirty words.
 
     Raises:
-        FileNotFoundError: google30.npz is not there.
-        ValueError: google30.npz is damaged or is another data set.
+        FileNotFoundError: google30.npz does not exist.
+        ValueError: google30.npz is damaged, or belongs to another data set.
     """
     return _dataset("google30", SOURCES["google30"].find()[0], _SIZES["google30"], "")
 
@@ -82,7 +82,7 @@ def _dataset(name: str, path: Path, sizes: Mapping[str, int | None], subset: str
         classes=tuple(arrays["classes"].tolist()),
         scale=torch.from_numpy(arrays["scale"]),
         subset=subset,
-        licence=LICENCE,
+        license=LICENSE,
         citation=CITATION,
         **tensors,  # type: ignore[arg-type]
     )

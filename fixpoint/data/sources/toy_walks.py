@@ -14,7 +14,7 @@ import torch
 from fixpoint.data.dataset import Dataset
 
 VARIANCES = (0.1, 1.0)  # of a step along each axis
-LICENCE = "made by this package: no terms"
+LICENSE = "made by this package: no terms"
 CITATION = (
     "Z. Zhang, A. Kag, A. Sullivan, V. Saligrama. Equilibrated Recurrent Neural Network: Neuronal "
     "Time-Delayed Self-Feedback Improves Accuracy and Stability. 2019"
@@ -55,6 +55,6 @@ def toy_walks(*, walks: int = 10_000, steps: int = 100, seed: int = 0) -> Datase
         x_test=torch.cat([path[half:] for path in paths]),
         y_test=labels.repeat_interleave(counts[1]),
         classes=tuple(f"variance {variance:g}" for variance in VARIANCES),
-        licence=LICENCE,
+        license=LICENSE,
         citation=CITATION,
     )

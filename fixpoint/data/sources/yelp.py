@@ -37,7 +37,7 @@ from fixpoint.data.sources.source import Source
 from fixpoint.data.storage import read_npz
 
 PAGE = "https://www.yelp.com/dataset"
-LICENCE = "Yelp Dataset terms of use: academic use, no redistribution"
+LICENSE = "Yelp Dataset terms of use: academic use, no redistribution"
 CITATION = "Yelp Inc. Yelp Dataset Challenge, 2017. https://www.yelp.com/dataset"
 
 WORDS = 300  # of a text
@@ -66,8 +66,8 @@ def yelp5() -> Dataset:
     """Yelp-5: texts of at most 300 words and their stars, of yelp5.npz, else of the subset.
 
     Raises:
-        FileNotFoundError: neither file is there.
-        ValueError: the file is damaged or is another data set.
+        FileNotFoundError: neither file exists.
+        ValueError: the file is damaged, or belongs to another data set.
     """
     path, complete = SOURCE.find()
     arrays = read_npz(path, _schema(_REVIEWS, _REVIEWS) if complete else _schema(8000, 2000))
@@ -89,7 +89,7 @@ def yelp5() -> Dataset:
         classes=("1 star", "2 stars", "3 stars", "4 stars", "5 stars"),
         vocabulary=tuple(arrays["vocab"].tolist()),
         subset="" if complete else "10,000 reviews of the 2013 challenge instead of 1,000,000",
-        licence=LICENCE,
+        license=LICENSE,
         citation=CITATION,
     )
 
@@ -137,10 +137,10 @@ def verify(arrays: Arrays) -> None:
     check_schema(arrays, _schema(_REVIEWS, _REVIEWS), "the archive", f"give that of {PAGE}")
 
 
-def tokenise(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """The first 300 words of a text.
 
-    >>> tokenise("It's GREAT!! 5/5")
+    >>> tokenize("It's GREAT!! 5/5")
     ["it's", 'great', '!', '!', '5', '5']
     """
     return [match.group() for match in itertools.islice(_TOKEN.finditer(text.lower()), WORDS)]
@@ -152,14 +152,14 @@ def _reviews(paths: Sequence[Path]) -> Iterator[tuple[int, list[str]]]:
         if posixpath.basename(path).endswith("review.json"):
             for number, line in enumerate(_lines(file, path), 1):
                 star, text = _review(line, f"line {number} of {path}")
-                if tokens := tokenise(text):
+                if tokens := tokenize(text):
                     yield star, tokens
 
 
 def _lines(file: IO[bytes], path: str) -> Iterable[bytes]:
     while line := file.readline(_LINE + 1):
         if len(line) > _LINE:
-            raise ValueError(f"{path} has a line of more than {_LINE} bytes: it is no review")
+            raise ValueError(f"{path} has a line of more than {_LINE} bytes: it is not a review")
         if line.strip():
             yield line
 
@@ -169,7 +169,7 @@ def _review(line: bytes, where: str) -> tuple[int, str]:
         review = json.loads(line)
         star, text = review["stars"], review["text"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(f"{where} is no review with stars and text") from None
+        raise ValueError(f"{where} is not a review with stars and text") from None
     if star not in (1, 2, 3, 4, 5) or not isinstance(text, str):
         raise ValueError(f"{where} must have 1 to 5 stars and a text, got {str(star)[:20]} stars")
     return int(star), text

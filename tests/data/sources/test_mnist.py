@@ -67,7 +67,7 @@ def test_what_is_wrong_is_named(arrays, tmp_path):
     images = idx(arrays["x_test"])
     for bad in (images[:-1], images + b"0", b"", images[:6], idx(arrays["y_test"])):
         write(tmp_path, "x_test", bad)
-        with pytest.raises(ValueError, match="t10k-images-idx3-ubyte is no idx file of images"):
+        with pytest.raises(ValueError, match="t10k-images-idx3-ubyte is not an IDX file of images"):
             mnist.SOURCE.make(paths)
     packed = tmp_path / f"{NAMES['x_test']}.gz"
     packed.write_bytes(gzip.compress(images))

@@ -119,7 +119,7 @@ DAMAGE = {
     "long": (CLIP, sound(np.zeros(RATE + 1)), "at most 16000 samples, one second, got 16001"),
     "cut": (CLIP, sound(np.zeros(RATE))[:-100], "one channel .* and whole"),
     "none": (CLIP, sound([]), "one channel .* and whole, got .* 0 bytes"),
-    "no sound": (CLIP, b"ID3", "is no sound that can be read"),
+    "no sound": (CLIP, b"ID3", "is not a valid WAV file"),
     "noise": ("./_background_noise_/noise_1.wav", sound(np.zeros(RATE)), "recordings of at least"),
 }
 

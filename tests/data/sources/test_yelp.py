@@ -64,10 +64,10 @@ def test_the_vocabulary_is_cut(tmp_path, monkeypatch):
 
 DAMAGE = {
     "few": (lines(REVIEWS[:3]), "1000000 reviews with a word are needed, got 2"),
-    "no text": (b'{"stars": 3}\n', "line 1 of .*review.json is no review with stars and text"),
-    "no JSON": (lines()[:-30], "line 7 of .* is no review"),
-    "a list": (b"[1]\n", "is no review"),
-    "deep": (b"[" * 50_000 + b"\n", "is no review"),
+    "no text": (b'{"stars": 3}\n', "line 1 of .*review.json is not a review with stars and text"),
+    "no JSON": (lines()[:-30], "line 7 of .* is not a review"),
+    "a list": (b"[1]\n", "is not a review"),
+    "deep": (b"[" * 50_000 + b"\n", "is not a review"),
     "stars": (lines([(6, "good")]), r"must have 1 to 5 stars and a text, got 6\.0 stars"),
     "NaN": (b'{"stars": NaN, "text": "good"}\n', "got nan stars"),
     "number": (b'{"stars": 3, "text": 7}\n', "and a text"),

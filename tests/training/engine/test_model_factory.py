@@ -96,7 +96,7 @@ def test_words_are_embedded_and_the_last_word_counts():
         lengths_test=torch.tensor([3, 6]),
         classes=("a", "b", "c"),
         vocabulary=tuple("0123456"),
-        licence="",
+        license="",
         citation="",
     )
     model = make_model(options(model="gru"), data)

@@ -1,0 +1,190 @@
+"""Names and prose use the field's terms: invented words and figures of speech are refused."""
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+NAMES = {
+    "Alarm": "NonConvergenceHandler",
+    "Differences": "FiniteDifferences",
+    "Judged|Trial": "LineSearchResult, LineSearchState",
+    "Measured": "Residuals",
+    "Plan": "LaunchConfig",
+    "Ruler": "ResidualNorm",
+    "Watch|watch": "ConvergenceMonitor",
+    "_Course": "_RecordingMap",
+    "_Search": "_SampleSolve",
+    "_Shield": "_MaskedMap",
+    "check_pair": "check_compatible",
+    "contract": "bound_spectral_norm",
+    "drive": "input_projection",
+    "execute": "run_experiment",
+    "held": "frozen, or held_out of data",
+    "isolate": "mask_nonfinite",
+    "judge": "accept_or_backtrack",
+    "least_exact_norm": "smallest_safe_norm",
+    "look|_look_closely|_note_if_sound": "observe, _observe_masked, _observe_unmasked",
+    "looks_each_update": "may_sync",
+    "one_line|_one_line": "as_value_error",
+    "one_step": "as_leaky_step",
+    "plain_scan|plain_gated_scan": "scan_reference, gated_scan_reference",
+    "plain_steps|newton_steps": "names that say tanh",
+    "pull": "activation_grad",
+    "refusal": "unsupported_reason",
+    "rejects_steps": "backtracks",
+    "share|shares|share_\\w+|\\w+_share|\\w+_shares": "fraction",
+    "start_is_past": "uses_previous_state",
+    "stopped_at": "stop_gradient_at",
+    "sweeps": "backend",
+    "track": "captured_tensors",
+    "typed": "coerce",
+    "uncut": "full_direction",
+    r"\w*(?:normal|optim|regular|initial|general|parametr|serial|token)is[ae]\w*": "-iz-",
+    r"\w*(?:colour|neighbour|behaviour|licence|centre)\w*": "US spelling",
+}
+"""Names that may not occur in code, as regular expressions for the whole name, and the term."""
+
+PROSE = {
+    r"(?<!there\x20)(?:is|are|was|were|be) no(?! (?:longer|more|less|better|worse))": "is not a",
+    r"(?:goes|go|went|going) on": "continues",
+    "of which": "a sentence of its own",
+    "wants|is wanted|are wanted": "needs",
+    "stays|stay|stayed": "remains, is unchanged",
+    "meets|met by": "satisfies, reaches",
+    "knows|nobody": "has, is given",
+    "referee": "independent reference",
+    "not to be had": "not available",
+    "packed otherwise|worn otherwise": "differently",
+    "(?:a|the|its|each|an equal|larger|smaller|what|this) share|share of|shares of": "fraction",
+    "anew": "again",
+    "has a word|in a word|without a word": "message",
+    "sees to it": "guarantees",
+    "makes of|made of them": "converts",
+    '"numbers"': "parameters",
+}
+"""Phrases that may not occur in docstrings, comments, messages and docs, and what to write."""
+
+_GAP = (
+    r"""(?:[\s"'#]+f?["']?)"""  # between two words: also the end of a line of a comment or string
+)
+
+
+def prose_pattern(phrase):
+    return re.compile(rf"(?<![\w-])(?:{phrase.replace(' ', _GAP)})(?![\w])", re.IGNORECASE)
+
+
+def names(source):
+    """Each name in Python code once, with the line where it is first used."""
+    found = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NAME:
+            found.setdefault(token.string, token.start[0])
+    return found
+
+
+def wrong_names(source):
+    return [
+        f"line {line}: {name} (write {term})"
+        for name, line in names(source).items()
+        for pattern, term in NAMES.items()
+        if re.fullmatch(pattern, name)
+    ]
+
+
+def wrong_phrases(text):
+    return [
+        f"line {text.count(chr(10), 0, match.start()) + 1}: {' '.join(match.group().split())!r} "
+        f"(write {term})"
+        for phrase, term in PROSE.items()
+        for match in prose_pattern(phrase).finditer(text)
+    ]
+
+
+def _test_names(source):
+    return "\n".join(re.findall(r"def (test_\w+)", source)).replace("_", " ")
+
+
+UNFINISHED = (
+    "benchmarks",
+    "fixpoint/analysis",
+    "fixpoint/backward",
+    "fixpoint/captured",
+    "fixpoint/cli/app",
+    "fixpoint/data/custom",
+    "fixpoint/data/csv_folder",
+    "fixpoint/data/dataset",
+    "fixpoint/data/numeric_table",
+    "fixpoint/data/preprocessing",
+    "fixpoint/fixed_point",
+    "fixpoint/models",
+    "fixpoint/paper",
+    "fixpoint/solvers",
+    "fixpoint/training",
+    "tests/analysis",
+    "tests/backward",
+    "tests/data",
+    "tests/models",
+    "tests/paper",
+    "tests/solvers",
+    "tests/support",
+    "tests/test_examples",
+    "tests/training",
+)
+"""Beginnings of the paths of files that are not checked yet."""
+
+
+def files(*folders):
+    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in found if not relative(path).startswith(UNFINISHED)]
+
+
+def relative(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+CODE = files("fixpoint", "examples", "scripts", "benchmarks")
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TESTS = [path for path in files("tests") if path != Path(__file__)]
+
+
+@pytest.mark.parametrize("path", CODE, ids=relative)
+def test_code_uses_the_terms_of_the_field(path):
+    source = path.read_text(encoding="utf-8")
+    assert [*wrong_names(source), *wrong_phrases(source)] == []
+
+
+@pytest.mark.parametrize("path", DOCS, ids=relative)
+def test_docs_use_the_terms_of_the_field(path):
+    assert wrong_phrases(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", TESTS, ids=relative)
+def test_names_in_tests_use_the_terms_of_the_field(path):
+    source = path.read_text(encoding="utf-8")
+    assert [*wrong_names(source), *wrong_phrases(_test_names(source))] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("the map is no contraction", 1),
+        ("which is\n    no contraction", 1),
+        ('f"{x} is "\n    f"no file"', 1),
+        ("it is no longer than that", 0),
+        ("the state goes on", 1),
+        ("a share of the rows", 1),
+        ("the layers share eta", 0),
+        ("the value stays", 1),
+    ],
+)
+def test_the_phrases_are_found_across_lines(text, count):
+    assert len(wrong_phrases(text)) == count
+
+
+def test_the_names_are_found_in_code_and_not_in_strings():
+    assert len(wrong_names("def judge(share): return 'contract'\n")) == 2
