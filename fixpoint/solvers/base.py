@@ -77,6 +77,8 @@ class IterativeSolver(nn.Module):
     backtracks = False
     """Whether `update` takes back a step to where phi is not finite."""
 
+    state_has_rows = True
+    """Whether each tensor of the state has a row for each sample, (B, ...)."""
     unrollable = True
     """Whether backpropagation through its updates is possible."""
 
@@ -172,15 +174,21 @@ def iterate(
                 break
             if k == track_from:
                 torch.set_grad_enabled(tracking)
-            fz = phi(z)
+            fz = phi(z if watch is None else watch.stop_finished(z))
             if watch is not None:
                 z, fz = watch.look(k, z, fz, phi)
                 if watch.done or k == solver.max_iter:
                     break
             if k == 0:
                 state = solver.init(z, t)
-            proposal, state = solver.update(k, z, fz, state, **given)
-            z = proposal if watch is None else watch.freeze(proposal, z)
+            if watch is None:
+                z, state = solver.update(k, z, fz, state, **given)
+                continue
+            start, fz = watch.stop_finished((z, fz))
+            if solver.state_has_rows:
+                state = watch.stop_finished(state)
+            proposal, state = solver.update(k, start, fz, state, **given)
+            z = watch.freeze(proposal, z)
     if watch is not None:
         solution = watch.solution(z)
         evaluations = solution.evaluations + derivatives.evaluations

@@ -49,6 +49,7 @@ class InexactNewton(IterativeSolver):
     """
 
     eta: Tensor
+    state_has_rows = False
 
     def __init__(
         self,

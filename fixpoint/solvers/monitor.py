@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fixpoint._torch import version
 from fixpoint.solution import Result, Solution, Trace
+from fixpoint.solvers.finished import stop_finished
 from fixpoint.solvers.residual import ResidualNorm, Residuals
 
 if TYPE_CHECKING:
@@ -128,6 +129,12 @@ class ConvergenceMonitor:
             fz = _rows(finite, fz, self.fz)
         self.active = active
         return z, fz, r
+
+    def stop_finished(self, tree: Any) -> Any:
+        """The tree of (B, ...) tensors, without gradient in the rows of finished samples."""
+        if self.all_active or not torch.is_grad_enabled():
+            return tree
+        return stop_finished(self.active, tree)
 
     def freeze(self, proposal: Tensor, z: Tensor) -> Tensor:
         """The proposal, with samples that are done left where they are."""
