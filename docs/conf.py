@@ -10,6 +10,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator as HTMLTranslator
+from sphinx_gallery.scrapers import figure_rst
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -51,10 +52,23 @@ plot_html_show_source_link = False
 plot_html_show_formats = False
 plot_formats = [("png", 144)]
 plot_rcparams = {"savefig.bbox": "tight"}
+
+
+def saved_figures(block: tuple, variables: dict, gallery: dict, **options: object) -> str:
+    """Show the PNG files that an example has written into its folder."""
+    found = sorted(Path(variables["src_file"]).parent.glob("*.png"))
+    paths = []
+    for path in found:
+        paths.append(next(variables["image_path_iterator"]))
+        path.replace(paths[-1])
+    return figure_rst(paths, gallery["src_dir"])
+
+
 sphinx_gallery_conf = {
     "examples_dirs": [str(ROOT / "examples")],
     "gallery_dirs": ["gallery"],
-    "filename_pattern": r"\.py$",
+    "filename_pattern": r"/(?!10_)\d",  # 10 reads what a command has written
+    "image_scrapers": ("matplotlib", saved_figures),
     "within_subsection_order": "FileNameSortKey",
     "capture_repr": (),
     "download_all_examples": False,
@@ -62,7 +76,10 @@ sphinx_gallery_conf = {
     "remove_config_comments": True,
 }
 
-def escape(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+
+def escape(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
     """Escape the characters of formulas in docstrings, |g| and z*, which are markup in RST."""
     for i, line in enumerate(lines):
         if not re.match(r"\s*(>>>|\.\.\. )", line):
