@@ -204,8 +204,8 @@ def test_which_ernns_are_fused(cell, K, timesteps):
 
 
 class Shifted(JordanMap):
-    def drive(self, x):
-        return super().drive(x) + 1
+    def input_projection(self, x):
+        return super().input_projection(x) + 1
 
 
 @pytest.mark.parametrize(
