@@ -289,7 +289,7 @@ def test_autocast_on_a_gpu_multiplies_in_bfloat16(monkeypatch):
     given = {}
     monkeypatch.setattr(
         FastRNNCell,
-        "fuseddispatch",
+        "fused_operation",
         staticmethod(lambda x, **arguments: given.update(x=x, **arguments)),
     )
     FastRNNCell(3, 4).states(torch.zeros(5, 2, 3), torch.zeros(2, 4), last_only=False)
