@@ -1,6 +1,4 @@
-"""
-Solvers to and from torchdeq
-============================
+"""Solvers to and from torchdeq: python examples/06_torchdeq.py
 
 fixpoint's Anderson drives a torchdeq model, and torchdeq's Broyden a fixpoint layer; both find the
 same equilibrium and the same gradient.

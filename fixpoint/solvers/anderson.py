@@ -8,26 +8,46 @@ import torch
 from torch import Tensor
 
 from fixpoint._validation import at_least, non_negative, positive
-from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers import _weights
+from fixpoint.solvers._weights import History, subtract_weighted
+from fixpoint.solvers.base import IterativeSolver, at_least_float32
+
+GROWTH = 1.5
+"""A step that multiplies |g| by more than this is not accepted."""
+RECOVERY = 1.1
+"""Growth of a sample's reduced mixing with each accepted step."""
 
 
 class AndersonState(NamedTuple):
-    """Last fz = phi(z) and g = phi(z) - z, (B, D), up to m differences of each, and dG^T dG."""
+    """Where the next step starts: fz = phi(z) and g = phi(z) - z, (B, D), with |g|^2, (B, 1).
+
+    history: differences from the state that each step started from.
+    mixing: factor of beta, at most 1, (B, 1).
+    rejected: whether the last step was not accepted, (B, 1).
+    damped: whether the host has to assume that a sample's mixing is below 1.
+    """
 
     fz: Tensor
     g: Tensor
-    df: tuple[Tensor, ...] = ()
-    dg: tuple[Tensor, ...] = ()
-    gram: Tensor | None = None  # (B, m, m)
+    merit: Tensor
+    mixing: Tensor
+    rejected: Tensor
+    damped: bool
+    history: History = History()
 
 
 class Anderson(IterativeSolver):
     """Anderson mixing: z <- z + beta g - (dZ + beta dG) gamma, g = phi(z) - z.
 
-    The weights gamma minimise ||g - dG gamma|| over the last `memory` differences of g, each
-    sample by itself. They solve the normal equations with columns scaled to length one, plus
-    `ridge`: the result does not depend on the scale of z. A sample whose small system fails, or
-    whose weights are larger than `bound`, makes a plain step.
+    The weights gamma minimize ||g - dG gamma|| over the last `memory` differences of g, each
+    sample by itself: by normal equations with columns scaled to length one where these are
+    accurate, else by QR, where a difference that adds only rounding to the newer ones is left
+    out. The result does not depend on the scale of z.
+
+    A step after which ||g|| is more than 1.5 times as large is not continued: the next one starts
+    where it started, with what the step showed of g', and with the mixing of that sample reduced
+    to the inverse of the slope met, from which it recovers by a factor 1.1 a step. After a second
+    such step in a row the history restarts.
 
     The default choice: few evaluations where phi is a slow contraction, no derivatives. It
     stores 2 * memory states.
@@ -35,12 +55,11 @@ class Anderson(IterativeSolver):
     Args:
         memory: differences kept, m; no more than D are used.
         beta: mixing, 1 = undamped.
-        ridge: added to the unit diagonal of the scaled Gram matrix, at least the dtype's eps.
-        bound: largest sum of |gamma|.
+        ridge: added to the unit diagonal of the scaled Gram matrix.
         options: see `IterativeSolver`.
 
     Source: Anderson (1965), Iterative procedures for nonlinear integral equations; Walker and
-        Ni (2011), Anderson acceleration for fixed-point iterations, Eq. 2.2.
+        Ni (2011), Anderson acceleration for fixed-point iterations, Eq. 2.2 and section 4.
 
     Example:
         >>> import torch
@@ -51,100 +70,77 @@ class Anderson(IterativeSolver):
     """
 
     def __init__(
-        self,
-        *,
-        memory: int = 5,
-        beta: float = 1.0,
-        ridge: float = 1e-10,
-        bound: float = 1e4,
-        **options: Any,
+        self, *, memory: int = 5, beta: float = 1.0, ridge: float = 0.0, **options: Any
     ) -> None:
         super().__init__(**options)
         self.memory = at_least(1, memory=memory)
         self.beta = positive(beta=beta)
         self.ridge = non_negative(ridge=ridge)
-        self.bound = positive(bound=bound)
 
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: AndersonState | None
     ) -> tuple[Tensor, AndersonState]:
         g = fz - z
+        wide = at_least_float32(g)
+        merit = torch.linalg.vecdot(wide, wide).detach().unsqueeze(1)
         if state is None:
-            return self._damp(fz, g), AndersonState(fz, g)
+            one, none = torch.ones_like(merit), torch.zeros_like(merit, dtype=torch.bool)
+            damped = not self.may_sync
+            return self._damp(fz, g, None), AndersonState(fz, g, merit, one, none, damped)
         place = (k - 1) % min(self.memory, max(z.shape[1], 1))  # that of the oldest
-        df, dg = (
-            _replace_at(state.df, place, fz - state.fz),
-            _replace_at(state.dg, place, g - state.g),
+        history = state.history.replace(place, fz - state.fz, g - state.g)
+        accepted = merit <= GROWTH**2 * state.merit
+        if state.damped or not bool(accepted.all()):
+            state = self._judge(state._replace(history=history), place, fz, g, merit, accepted)
+        else:
+            state = state._replace(fz=fz, g=g, merit=merit, history=history)
+        return self._propose(state, place), state
+
+    def _judge(
+        self,
+        state: AndersonState,
+        place: int,
+        fz: Tensor,
+        g: Tensor,
+        merit: Tensor,
+        accepted: Tensor,
+    ) -> AndersonState:
+        """The state after a step that is accepted in some samples."""
+        df, dg = (at_least_float32(x[place]) for x in (state.history.df, state.history.dg))
+        step, change = (torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in (df - dg, dg))
+        inverse_slope = torch.where(accepted, 1.0, step) / torch.where(accepted, 1.0, change)
+        again = ~accepted & state.rejected
+        reduced = torch.minimum(state.mixing, inverse_slope)
+        reduced = torch.where(again, torch.minimum(reduced, state.mixing / 2), reduced)
+        mixing = torch.where(accepted, (RECOVERY * state.mixing).clamp_max(1.0), reduced)
+        damped = not self.may_sync or bool((mixing < 1).any())
+        return AndersonState(
+            torch.where(accepted, fz, state.fz),
+            torch.where(accepted, g, state.g),
+            torch.where(accepted, merit, state.merit),
+            mixing,
+            ~accepted,
+            damped,
+            state.history.keep_rows(~again),
         )
-        gram = _put_products(state.gram, place, _products(dg[place], dg))
-        gamma = self._weights(gram, _products(g, dg)).to(z.dtype)
-        new = _subtract_weighted(fz, gamma, df)
-        if self.beta != 1:
-            new = self._damp(new, _subtract_weighted(g, gamma, dg))
-        return new, AndersonState(fz, g, df, dg, gram)
 
-    def _damp(self, new: Tensor, g: Tensor) -> Tensor:
+    def _propose(self, state: AndersonState, place: int) -> Tensor:
+        fz, g, history = state.fz, state.g, state.history
+        eps = torch.finfo(g.dtype).eps
+        noise = eps * torch.linalg.vector_norm(at_least_float32(fz.detach()), dim=1, keepdim=True)
+        gamma = _weights.solve(history, g, noise, self.ridge, place, may_sync=self.may_sync)
+        gamma = gamma.to(g.dtype)
+        new = subtract_weighted(fz, gamma, history.df)
+        mixing = state.mixing.to(g.dtype) if state.damped else None
+        if mixing is None and self.beta == 1:
+            return new
+        return self._damp(new, subtract_weighted(g, gamma, history.dg), mixing)
+
+    def _damp(self, new: Tensor, g: Tensor, mixing: Tensor | None) -> Tensor:
         """z + beta g - (dZ + beta dG) gamma, with dZ = dF - dG, from its value at beta = 1."""
+        if mixing is not None:
+            return new - (1 - self.beta * mixing) * g
         return new if self.beta == 1 else new - (1 - self.beta) * g
-
-    def _weights(self, gram: Tensor, right: Tensor) -> Tensor:
-        """gamma, (B, m), from dG^T dG, (B, m, m), and dG^T g, (B, m); 0 where not usable."""
-        gamma, usable = self._solve(gram, right)
-        if gamma.requires_grad:
-            # Solved again without what is not usable, whose zero gradient would meet inf.
-            unit = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
-            gram = torch.where(usable.unsqueeze(2), gram, unit)
-            gamma, _ = self._solve(gram, torch.where(usable, right, 0.0))
-        return torch.where(usable, gamma, 0.0)
-
-    def _solve(self, gram: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights and whether they are usable, (B, 1)."""
-        # A zero column, of a sample that has stopped, gets weight zero: its right side is zero.
-        square = gram.diagonal(dim1=1, dim2=2).detach()
-        length = square.clamp_min(torch.finfo(square.dtype).tiny).sqrt()
-        scaled = gram / (length.unsqueeze(1) * length.unsqueeze(2))
-        scaled.diagonal(dim1=1, dim2=2).add_(max(self.ridge, torch.finfo(square.dtype).eps))
-        factor, info = torch.linalg.cholesky_ex(scaled)
-        gamma = torch.cholesky_solve((right / length).unsqueeze(2), factor).squeeze(2) / length
-        usable = info.logical_not() & (gamma.detach().abs().sum(1) <= self.bound)
-        return gamma, usable.unsqueeze(1)
 
     def extra_repr(self) -> str:
         return f"memory={self.memory}, beta={self.beta:g}, {super().extra_repr()}"
-
-
-def _products(a: Tensor, others: tuple[Tensor, ...]) -> Tensor:
-    """Inner products of each sample of a with those of each other, (B, m), in >= float32.
-
-    One by one: to put the history into one tensor for a single product takes longer, as a fresh
-    buffer of that size costs page faults.
-    """
-    dtype = torch.promote_types(a.dtype, torch.float32)
-    if a.dtype != dtype:
-        a, others = a.to(dtype), tuple(b.to(dtype) for b in others)
-    return torch.stack([torch.linalg.vecdot(a, b) for b in others], 1)
-
-
-def _replace_at(parts: tuple[Tensor, ...], place: int, new: Tensor) -> tuple[Tensor, ...]:
-    """The parts with the new one at its place, or at the end."""
-    return (*parts[:place], new, *parts[place + 1 :])
-
-
-def _put_products(gram: Tensor | None, place: int, row: Tensor) -> Tensor:
-    """The Gram matrix, (B, m, m), with the products of the difference at that place, (B, m)."""
-    if gram is None:
-        return row.unsqueeze(1)
-    if gram.shape[1] < row.shape[1]:
-        column = row.unsqueeze(2)
-        return torch.cat((torch.cat((gram, column[:, :-1].mT), 1), column), 2)
-    gram = gram.clone()
-    gram[:, place] = row
-    gram[:, :, place] = row
-    return gram
-
-
-def _subtract_weighted(a: Tensor, gamma: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
-    """a minus the sum of the parts, (B, D) each, weighted by the columns of gamma, (B, m)."""
-    for weight, part in zip(gamma.split(1, dim=1), parts, strict=True):
-        a = torch.addcmul(a, weight, part, value=-1)
-    return a

@@ -1,9 +1,6 @@
-"""
-ERNN in the place of torch.nn.RNN
-=================================
+"""ERNN in the place of torch.nn.RNN: python examples/05_drop_in_for_rnn.py --epochs 15
 
-The paper's toy task, ``python examples/07_drop_in_for_rnn.py --epochs 15``: which of two step sizes
-made a random walk of 100 steps.
+The paper's toy task: which of two step sizes made a random walk of 100 steps.
 """
 
 import argparse

@@ -1,8 +1,4 @@
-"""
-Compare solvers on HAR-2
-========================
-
-Solvers on the equilibria of a trained layer, ``python examples/02_compare_solvers.py --epochs 5``.
+"""Solvers on the equilibria of a trained layer: python examples/04_compare_solvers.py --epochs 5
 
 An ERNN with the self-feedback cell is trained on the bundled HAR-2 windows; then each solver finds
 the same hidden states, to the same tolerance.

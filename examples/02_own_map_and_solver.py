@@ -1,6 +1,4 @@
-"""
-Your own map and solver
-=======================
+"""A map and a solver of your own: python examples/02_own_map_and_solver.py
 
 The map is Bellman's: the value of ten places on a line, reward 1 at the right end. The solver is a
 heavy ball, which remembers its last step. Both get stopping, results and gradients from fixpoint.

@@ -1,10 +1,7 @@
-"""
-A deep equilibrium model
-========================
+"""Train a small deep equilibrium model on real windows: python examples/01_deq.py --epochs 30
 
-Train a small deep equilibrium model on real windows, ``python examples/04_deq.py --epochs 30``.
-
-Each window (128 steps of 9 channels) becomes the mean, the s.d. and the mean step of each channel.
+Each window of the bundled activity data (128 steps of 9 channels) becomes the mean, the s.d. and
+the mean step of each channel. Solved by Anderson acceleration.
 """
 
 import argparse
@@ -38,22 +35,25 @@ def features(x: torch.Tensor) -> torch.Tensor:
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=30)
+epochs = parser.parse_args().epochs
 torch.manual_seed(0)
 data = load_dataset("har2-sample")
 x_train, x_test = features(data.x_train), features(data.x_test)
 mean, std = x_train.mean(0), x_train.std(0)
-x_train, x_test = (x_train - mean) / std, (x_test - mean) / std
+x_train, x_test = ((x - mean) / std for x in (x_train, x_test))
 deq = DEQ(Layer(x_train.shape[1], 64), Anderson(rtol=1e-4), hidden_size=64)
 model = nn.Sequential(deq, nn.Linear(64, len(data.classes)))
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-for epoch in range(1, parser.parse_args().epochs + 1):
+for epoch in range(1, epochs + 1):
     model.train()
     for rows in torch.randperm(len(x_train)).split(64):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x_train[rows]), data.y_train[rows]).backward()
         optimizer.step()
-    accuracy = (model.eval()(x_test).argmax(1) == data.y_test).float().mean()
-    most = int(deq.solution.check().iterations.max())
-    print(f"{epoch}: accuracy {accuracy:.3f}, at most {most} iterations")
+    with torch.no_grad():
+        accuracy = (model.eval()(x_test).argmax(1) == data.y_test).float().mean()
+    end = deq.solution.check()
+    most, left = int(end.iterations.max()), end.residual.max()
+    print(f"{epoch}: accuracy {accuracy:.3f}, <= {most} iterations, residual {left:.2f} tol")
 rho = spectral_radius(lambda z: deq.f(z, x_test), deq.solution.z)
 print(f"spectral radius: {rho.mean():.3f} on average, {rho.max():.3f} at most")

@@ -1,8 +1,4 @@
-"""
-Read the results of a comparison
-================================
-
-What `fixpoint compare` wrote, ``python examples/10_read_results.py --out runs/compare``.
+"""Read what `fixpoint compare` wrote: python examples/07_read_results.py --out runs/compare
 
 Each line of runs.jsonl is one run in JSON, ready for any tool.
 """

@@ -1,0 +1,113 @@
+"""What is particular to Anderson mixing."""
+
+import math
+
+import pytest
+import torch
+from support.hard_problems import HARD, STIFF
+
+from fixpoint import Anderson, FixedPoint, Unrolled, solve
+from fixpoint.solvers import _weights as weights
+from fixpoint.solvers._weights import History
+
+BY_NAME = {p.name: p for p in HARD + STIFF}
+TIGHT = {"max_iter": 299, "rtol": 1e-10, "atol": 0.0}
+
+
+def evaluations(problem, **options):
+    solution = solve(problem.phi, problem.z0, Anderson(**TIGHT, **options))
+    return solution.evaluations if solution.converged.all() else math.inf
+
+
+def test_collinear_differences_keep_their_weights():
+    # numpy.linalg.lstsq in place of the weights takes 25; normal equations alone end at 2e-3.
+    assert evaluations(BY_NAME["slow_modes"], memory=20) <= 25
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_weights_are_those_of_a_dense_least_squares_solve(dtype):
+    """Against numpy.linalg.lstsq, with differences that are nearly collinear."""
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(3, 30, generator=generator, dtype=dtype)
+    small = 100 * torch.finfo(dtype).eps ** 0.5
+    history = History()
+    for j in range(4):
+        near = base + small * torch.randn(3, 30, generator=generator, dtype=dtype)
+        history = history.replace(j, near, near)
+    g = torch.randn(3, 30, generator=generator, dtype=dtype)
+    gamma = weights.solve(history, g, torch.zeros(3, 1, dtype=dtype), 0.0, 3, may_sync=True)
+    for row in range(3):
+        columns = torch.stack([x[row] for x in history.dg], 1)
+        best = torch.linalg.lstsq(columns.double(), g[row].double()[:, None], driver="gelsd")
+        least = (g[row].double() - columns.double() @ best.solution[:, 0]).norm()
+        reached = (g[row].double() - columns.double() @ gamma[row].double()).norm()
+        assert reached <= (1 + 1e-3) * least
+
+
+NEAR_SINGULAR = ["near_singular_1e-9", "near_singular_1e-6", "double_root", "triangular_5"]
+
+
+@pytest.mark.parametrize("name", [*NEAR_SINGULAR, "shift_0.999", "rotations_0.999", "saddle"])
+def test_full_memory_solves_what_gmres_solves(name):
+    """At most 43 evaluations, those of a QR Anderson on z - z^2, and D + 2 if phi is affine."""
+    bound = 50 if name == "double_root" else 23
+    assert evaluations(BY_NAME[name], memory=20) <= bound
+
+
+@pytest.mark.parametrize("problem", HARD + STIFF, ids=lambda p: p.name)
+def test_a_larger_memory_is_never_much_worse(problem):
+    # Random tanh layers of gain 2 and above have no contraction near their fixed points.
+    if problem.name.startswith("tanh_gain") and problem.name[-1] in "236":
+        pytest.skip("chaotic: the count depends on rounding")
+    counts = [evaluations(problem, memory=m) for m in (5, 10, 20)]
+    assert counts[1] <= 1.3 * counts[0]
+    assert counts[2] <= 1.3 * counts[1]
+
+
+@pytest.mark.parametrize(("largest", "bound"), [(30, 80), (100, 170), (300, 300)])
+def test_large_negative_eigenvalues_reduce_the_mixing(largest, bound):
+    assert evaluations(BY_NAME[f"sloshing_{largest}"]) <= bound
+
+
+def test_charge_sloshing_at_the_default_tolerance():
+    """scipy.optimize.anderson(M=5) needs 71 evaluations."""
+    generator = torch.Generator().manual_seed(0)
+    Q, _ = torch.linalg.qr(torch.randn(60, 60, generator=generator, dtype=torch.float64))
+    K = Q @ torch.diag(torch.logspace(-1, 1.4771, 60, dtype=torch.float64)) @ Q.T
+    b = torch.randn(1, 60, generator=generator, dtype=torch.float64)
+    solution = solve(lambda z: b - z @ K, torch.zeros_like(b), Anderson(max_iter=3000))
+    assert solution.converged.all()
+    assert solution.evaluations <= 71
+
+
+def test_the_careful_path_changes_no_bit_of_a_sample_that_does_not_need_it():
+    slow = BY_NAME["slow_modes"]
+    easy = 0.5 * torch.linspace(-1, 1, 20, dtype=torch.float64)
+    stiff = torch.linspace(-30, 0, 20, dtype=torch.float64)
+    options = {"memory": 20, **TIGHT}
+
+    def phi(z, *, mates):
+        rows = [easy.expand(len(z), -1)[:1] * z[:1] + 1]
+        return torch.cat(rows + ([slow.phi(z[1:2]), stiff * z[2:] + 1] if mates else []))
+
+    z0 = torch.zeros(3, 20, dtype=torch.float64)
+    alone = solve(lambda z: phi(z, mates=False), z0[:1], Anderson(**options))
+    for check_every in (1, 3):
+        solver = Anderson(**options, check_every=check_every)
+        among = solve(lambda z: phi(z, mates=True), z0, solver)
+        assert among.converged.all()
+        assert torch.equal(among.z[:1], alone.z)
+        assert torch.equal(among.iterations[:1], alone.iterations)
+
+
+def test_gradients_through_collinear_and_rejected_steps():
+    """Finite differences of fixed steps of a stiff map with slow modes."""
+    spectrum = torch.cat((1 - torch.logspace(-4, -1, 4), torch.tensor([-20.0]))).double()
+    layer = FixedPoint(Anderson(max_iter=7, rtol=0.0, atol=0.0, memory=4), Unrolled())
+
+    def run(c):
+        z0 = torch.zeros(1, 5, dtype=torch.float64)
+        return layer(lambda z: spectrum * z + c * torch.cos(z), z0).z
+
+    c = torch.full((1, 5), 0.1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(run, (c,), rtol=1e-3, atol=1e-4)
