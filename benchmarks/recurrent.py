@@ -16,8 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import Tensor, nn
 
-from fixpoint.models.ops.gated.autograd import gated_scan, gated_scan_reference
-from fixpoint.models.ops.leaky.autograd import fused_scan, scan_reference
+from fixpoint.models import fused_scan, gated_scan, gated_scan_reference, scan_reference
 
 # B, T, d, n
 SHAPES = {

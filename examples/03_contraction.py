@@ -1,4 +1,8 @@
-"""Train an ERNN, draw its convergence condition: python examples/03_contraction.py --epochs 10
+"""
+Plot the convergence condition
+==============================
+
+Train an ERNN, draw its convergence condition, ``python examples/03_contraction.py --epochs 10``.
 
 Writes contraction.png and says in words where ||I + eta f'(h)|| < 1 fails.
 """

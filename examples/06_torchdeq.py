@@ -1,4 +1,6 @@
-"""Solvers to and from torchdeq: python examples/06_torchdeq.py
+"""
+Solvers to and from torchdeq
+============================
 
 fixpoint's Anderson drives a torchdeq model, and torchdeq's Broyden a fixpoint layer; both find the
 same equilibrium and the same gradient.

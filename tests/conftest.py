@@ -2,11 +2,15 @@ import functools
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from fixpoint.data import Dataset, load_dataset
 from fixpoint.data.sources.har import read_har
 from fixpoint.data.sources.sample import read_sample
 from fixpoint.data.storage import folder
+
+settings.register_profile("suite", deadline=None)  # no test depends on the speed of the machine
+settings.load_profile("suite")
 
 
 def full_file(name):

@@ -14,16 +14,19 @@ from fixpoint.training import Recipe, run_experiment
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 SMALL = {
-    "01_deq": (["--epochs", "1"], r"accuracy 0\.\d+.*spectral radius: 0\.\d"),
-    "02_own_map_and_solver": ([], r"HeavyBall: \[\d+, \d+\] updates.*slope in the discount"),
+    "01_inexact_newton": ([], r"plain +error .*: 0\.6.*damped .*: 0\.1.*learned .*: 0\.0"),
+    "02_compare_solvers": (["--epochs", "1"], r"picard .* 100\.0 % solved.*newton .* solved"),
     "03_contraction": (
         ["--epochs", "1", "--out", "{folder}/contraction.png"],
         r"accuracy \d+\.\d %.*ERNN with JordanMap.*The condition .* holds at.*drawn in",
     ),
-    "04_compare_solvers": (["--epochs", "1"], r"picard .* 100\.0 % solved.*newton .* solved"),
-    "05_drop_in_for_rnn": (["--epochs", "1", "--walks", "100"], r"RNN: test.*ERNN: test accuracy"),
+    "04_deq": (["--epochs", "1"], r"accuracy 0\.\d+.*spectral radius: 0\.\d"),
+    "05_own_map_and_solver": ([], r"HeavyBall: \[\d+, \d+\] updates.*slope in the discount"),
     "06_torchdeq": ([], r"states differ by \de-1\d, gradients by \de-1\d"),
-    "07_read_results": (["--out", "{folder}"], r"inexact-newton K=1 on har2-sample.*KB.*loss"),
+    "07_drop_in_for_rnn": (["--epochs", "1", "--walks", "100"], r"RNN: test.*ERNN: test accuracy"),
+    "08_gradient_checks": ([], r"gradgradcheck pass.*unrolled, 60 updates +relative error \de-1\d"),
+    "09_tune_a_tolerance": ([], r"1e-08 +\d+ +\de-08 +\de-07"),
+    "10_read_results": (["--out", "{folder}"], r"inexact-newton K=1 on har2-sample.*KB.*loss"),
 }
 
 

@@ -71,7 +71,7 @@ def contraction_profile(layer: ERNN, x: Tensor, *, points: int = 16) -> Contract
     T = len(time_first)
     output = layer.trajectory(x).output
     output = output.transpose(0, 1) if layer.batch_first else output
-    at = layer.cell.maps(time_first)
+    at = layer.cell.bind(time_first)
     times = evenly_spaced(T, points)
     rows = []
     for t in times.tolist():
@@ -165,7 +165,7 @@ def equilibrium_gap(cell: EquilibriumMap, x: Tensor, output: Tensor) -> Tensor:
         >>> bool((equilibrium_gap(layer.cell, x, layer(x)[0]) > 0.5).any())  # eta = 0.01
         True
     """
-    at = cell.maps(x)
+    at = cell.bind(x)
     past = torch.cat([torch.zeros_like(output[:1]), output[:-1]])
     target = torch.stack([at(t, past[t])(output[t]) for t in range(len(x))])
     tiny = torch.finfo(output.dtype).tiny

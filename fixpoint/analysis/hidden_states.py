@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fixpoint.models import ERNN
+from fixpoint.models.rnn.scan import solve_steps
 
 State = Any
 """hx of a layer: a tensor (L, B, n), or a tuple of them (LSTM)."""
@@ -129,13 +130,10 @@ def _unrolled_states(layer: nn.Module, x: Tensor) -> tuple[list[State], Tensor]:
     states: list[State] = []
     if isinstance(layer, ERNN):
         # Step by step through the solver: each t has an eta of its own.
-        at = layer.cell.maps(x)
-        h = x.new_zeros(x.shape[1], layer.hidden_size)
-        for t in range(len(x)):
-            h = layer.fixed_point(at(t, h), h, t=t).z
-            states.append(h.unsqueeze(0))
-            h = states[-1].squeeze(0)  # through the state, so that it has a gradient
-        return states, h
+        h0 = x.new_zeros(x.shape[1], layer.hidden_size)
+        solutions = solve_steps(layer.cell, layer.fixed_point, x, h0)
+        states = [solution.z for solution in solutions]
+        return states, states[-1]
     if getattr(layer, "bidirectional", False):
         raise ValueError("a bidirectional layer has no one state at t: take each direction alone")
     first, hx = getattr(layer, "batch_first", False), None
@@ -150,9 +148,9 @@ def _parts(state: State) -> tuple[Tensor, ...]:
 
 
 def _rows(g: Tensor | None, leaf: Tensor) -> Tensor:
-    """(L, B, n) as (B, L n); zeros where there is no gradient."""
+    """(L, B, n) as (B, L n), (B, n) as it is; zeros where there is no gradient."""
     g = torch.zeros_like(leaf) if g is None else g
-    return g.transpose(0, 1).flatten(1)
+    return g.transpose(0, 1).flatten(1) if g.dim() == 3 else g
 
 
 def _matrix(gradients: Sequence[Tensor | None], leaves: list[Tensor], per: int) -> Tensor:

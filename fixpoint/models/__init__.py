@@ -10,7 +10,6 @@ from fixpoint.models.heads.classifier import LastStateClassifier, model_size_kb,
 from fixpoint.models.heads.language_model import LanguageModel
 from fixpoint.models.heads.recurrent_dropout import RecurrentDropout
 from fixpoint.models.maps import (
-    ACTIVATIONS,
     CELLS,
     EquilibriumMap,
     IdentityFeedbackMap,
@@ -18,15 +17,18 @@ from fixpoint.models.maps import (
     LinearMap,
     SelfFeedbackMap,
 )
-from fixpoint.models.ops.gated.autograd import gated_scan, gated_scan_reference
-from fixpoint.models.ops.leaky.autograd import fused_scan, scan_reference
+from fixpoint.models.ops.common.activations import ACTIVATIONS
+from fixpoint.models.ops.gated.autograd import gated_scan
+from fixpoint.models.ops.gated.reference import gated_scan_reference
+from fixpoint.models.ops.leaky.autograd import fused_scan
+from fixpoint.models.ops.leaky.reference import scan_reference
 from fixpoint.models.rnn.base_cell import RecurrentCell
 from fixpoint.models.rnn.base_layer import Recurrent
 from fixpoint.models.rnn.ernn import ERNN, ERNNCell
 from fixpoint.models.rnn.eurnn import EURNN, EURNNCell
 from fixpoint.models.rnn.fastgrnn import FastGRNN, FastGRNNCell
 from fixpoint.models.rnn.fastrnn import FastRNN, FastRNNCell
-from fixpoint.models.rnn.scan import Trajectory, check_pair, scan
+from fixpoint.models.rnn.scan import Trajectory, check_compatible, scan
 from fixpoint.models.rnn.spectral import SpectralRNN, SpectralRNNCell
 from fixpoint.models.rnn.ugrnn import UGRNN, UGRNNCell
 
@@ -59,7 +61,7 @@ __all__ = [
     "UGRNNCell",
     "VariationalDropout",
     "bound_spectral_norm",
-    "check_pair",
+    "check_compatible",
     "frozen",
     "fused_scan",
     "gated_scan",
@@ -76,6 +78,7 @@ _RENAMED = {
     "JordanCell": "JordanMap",
     "LinearCell": "LinearMap",
     "SelfFeedbackCell": "SelfFeedbackMap",
+    "check_pair": "check_compatible",
     "contract": "bound_spectral_norm",
     "held": "frozen",
     "plain_gated_scan": "gated_scan_reference",

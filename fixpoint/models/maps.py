@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -11,28 +11,33 @@ from torch.nn import functional as F
 
 from fixpoint._messages import unknown_name
 from fixpoint._validation import at_least
+from fixpoint.models._signature import ShowsAllOptions
 from fixpoint.models.deq.spectral_norm import bound_spectral_norm
+from fixpoint.models.ops.common.activations import ACTIVATIONS
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Phi = Callable[[Tensor], Tensor]
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "identity": lambda z: z,
-}
+
+class MapOptions(TypedDict, total=False):
+    """Options of every `EquilibriumMap`."""
+
+    nonlinearity: str | None
+    bias: bool
 
 
-class EquilibriumMap(nn.Module):
-    """A map phi(h, h_prev, x), built for a whole sequence at a time by `maps`.
+class EquilibriumMap(ShowsAllOptions, nn.Module):
+    """A map phi(h, h_prev, x), bound to a whole sequence at a time by `bind`.
 
-    Weights are named as in the paper and drawn from N(0, 0.1^2), the bias b is 0. A new cell
-    needs `maps` alone; `forward` is phi as the paper writes it.
+    Weights are named as in the paper and drawn from N(0, 0.1^2), the bias b is 0. A new map
+    implements `bind` alone; `forward` is phi as the paper writes it.
 
     Args:
         input_size: features d of x_t.
         hidden_size: units n of h_t.
-        nonlinearity: sigma, a name in `ACTIVATIONS`.
+        nonlinearity: sigma, a name in `ACTIVATIONS`; None takes `default_nonlinearity`.
         bias: have b.
 
     Raises:
@@ -41,20 +46,22 @@ class EquilibriumMap(nn.Module):
     Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network.
     """
 
-    start_is_previous_state = False
-    """Whether h_{t-1} enters only as the start of the iteration, not through phi."""
+    uses_previous_state: ClassVar[bool] = True
+    """Whether phi depends on h_{t-1}; else h_{t-1} is only the start of the iteration."""
+    default_nonlinearity: ClassVar[str] = "tanh"
 
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
         *,
-        nonlinearity: str = "tanh",
+        nonlinearity: str | None = None,
         bias: bool = True,
     ) -> None:
         super().__init__()
         self.input_size = at_least(1, input_size=input_size)
         self.hidden_size = at_least(1, hidden_size=hidden_size)
+        nonlinearity = self.default_nonlinearity if nonlinearity is None else nonlinearity
         if nonlinearity not in ACTIVATIONS:
             raise ValueError(unknown_name("nonlinearity", nonlinearity, ACTIVATIONS))
         self.nonlinearity = nonlinearity
@@ -62,7 +69,7 @@ class EquilibriumMap(nn.Module):
         self.W = _weight(hidden_size, input_size)
         self.b = nn.Parameter(torch.zeros(hidden_size)) if bias else None
 
-    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+    def bind(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
         """`at(t, h_prev)` giving phi of h, (B, n), for a sequence x, (T, B, d).
 
         What does not depend on h is computed once: the inputs of all time steps in one product,
@@ -71,19 +78,19 @@ class EquilibriumMap(nn.Module):
         """
         raise NotImplementedError
 
-    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    def as_leaky_step(self) -> tuple[Tensor, Tensor, Tensor | None] | None:
         """A (n, n), W' (n, d), b' (n,) with phi(h, h, x) = sigma(A h + W' x + b').
 
-        That is phi where h_prev = h: all that a single step needs, and with
-        `start_is_previous_state` any number of them. None where a cell has no such form.
+        That is phi where h_prev = h: all that a single step needs, and where
+        phi does not depend on h_prev any number of them. None where a map has no such form.
         """
         return None
 
     def forward(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
         """phi(h, h_prev, x) with h, h_prev (B, n) and x (B, d)."""
-        return self.maps(x.unsqueeze(0))(0, h_prev)(h)
+        return self.bind(x.unsqueeze(0))(0, h_prev)(h)
 
-    def drive(self, x: Tensor) -> Tensor:
+    def input_projection(self, x: Tensor) -> Tensor:
         """W x + b for every time step, (T, B, n)."""
         return F.linear(x, self.W, self.b)
 
@@ -106,18 +113,18 @@ class JordanMap(EquilibriumMap):
     Source: Eqs. jordan and linear_approx.
     """
 
-    start_is_previous_state = True
+    uses_previous_state = False
+    default_nonlinearity = "relu"
 
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
         *,
-        nonlinearity: str = "relu",
-        bias: bool = True,
         rank: int | None = None,
+        **options: Unpack[MapOptions],
     ) -> None:
-        super().__init__(input_size, hidden_size, nonlinearity=nonlinearity, bias=bias)
+        super().__init__(input_size, hidden_size, **options)
         self.rank = rank
         if rank is None:
             self.U = _weight(hidden_size, hidden_size)
@@ -125,13 +132,13 @@ class JordanMap(EquilibriumMap):
             self.U1 = _weight(hidden_size, at_least(1, rank=rank))
             self.U2 = _weight(rank, hidden_size)
 
-    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
-        A, W, b = self.one_step()
+    def bind(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        A, W, b = self.as_leaky_step()
         u = F.linear(x, W, b).unbind(0)
         act = ACTIVATIONS[self.nonlinearity]
         return lambda t, h_prev: lambda h: act(torch.addmm(u[t], h, A.mT))
 
-    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def as_leaky_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """(I + U) V, (I + U) W, (I + U) b."""
         A, W = self.V + self._feedback(self.V), self.W + self._feedback(self.W)
         return A, W, None if self.b is None else self.b + self._feedback(self.b)
@@ -158,27 +165,26 @@ class SelfFeedbackMap(EquilibriumMap):
         input_size: int,
         hidden_size: int,
         *,
-        nonlinearity: str = "tanh",
-        bias: bool = True,
         bound: float | None = None,
+        **options: Unpack[MapOptions],
     ) -> None:
-        super().__init__(input_size, hidden_size, nonlinearity=nonlinearity, bias=bias)
+        super().__init__(input_size, hidden_size, **options)
         self.U = _weight(hidden_size, hidden_size)
         self.bound = bound
         if bound is not None:
             bound_spectral_norm(self, "U", bound=bound)
 
-    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
-        drive, U, V = self.drive(x).unbind(0), self.U, self.V
+    def bind(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        projection, U, V = self.input_projection(x).unbind(0), self.U, self.V
         act = ACTIVATIONS[self.nonlinearity]
 
         def at(t: int, h_prev: Tensor) -> Phi:
-            past = torch.addmm(drive[t], h_prev, V.mT)
+            past = torch.addmm(projection[t], h_prev, V.mT)
             return lambda h: act(torch.addmm(past, h, U.mT))
 
         return at
 
-    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def as_leaky_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
         return self.U + self.V, self.W, self.b
 
     def extra_repr(self) -> str:
@@ -194,22 +200,22 @@ class IdentityFeedbackMap(EquilibriumMap):
     Source: Eq. val_h.
     """
 
-    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
-        drive, V = self.drive(x).unbind(0), self.V
+    def bind(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        projection, V = self.input_projection(x).unbind(0), self.V
         act = ACTIVATIONS[self.nonlinearity]
 
         def at(t: int, h_prev: Tensor) -> Phi:
-            past = torch.addmm(drive[t], h_prev, V.mT)
+            past = torch.addmm(projection[t], h_prev, V.mT)
             return lambda h: act(h + past)
 
         return at
 
-    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def as_leaky_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
         V = self.V
         return V + torch.eye(len(V), dtype=V.dtype, device=V.device), self.W, self.b
 
 
-class LinearMap(EquilibriumMap):
+class LinearMap(SelfFeedbackMap):
     """phi = U h + V h_{t-1} + W x + b, whose equilibrium has a closed form.
 
     Args:
@@ -218,49 +224,46 @@ class LinearMap(EquilibriumMap):
             of `Picard` then solves it.
         bound: as for `SelfFeedbackMap`.
 
+    Raises:
+        ValueError: `inverse` is unknown, or a nonlinearity other than "identity" is given.
+
     Source: Eqs. linear and linear_approx.
     """
+
+    default_nonlinearity = "identity"
 
     def __init__(
         self,
         input_size: int,
         hidden_size: int,
         *,
-        bias: bool = True,
         inverse: Literal["exact", "neumann"] | None = None,
         bound: float | None = None,
+        **options: Unpack[MapOptions],
     ) -> None:
-        super().__init__(input_size, hidden_size, nonlinearity="identity", bias=bias)
+        if options.get("nonlinearity") not in (None, "identity"):
+            raise ValueError("the linear cell has no nonlinearity; leave it out")
+        super().__init__(input_size, hidden_size, bound=bound, **options)
         if inverse not in (None, "exact", "neumann"):
             raise ValueError(f'inverse must be None, "exact" or "neumann"; got {inverse!r}')
         self.inverse = inverse
-        self.U = _weight(hidden_size, hidden_size)
-        self.bound = bound
-        if bound is not None:
-            bound_spectral_norm(self, "U", bound=bound)
 
-    def maps(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
-        drive, U, V = self.drive(x).unbind(0), self.U, self.V
+    def bind(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
         if self.inverse is None:
-
-            def at(t: int, h_prev: Tensor) -> Phi:
-                past = torch.addmm(drive[t], h_prev, V.mT)
-                return lambda h: torch.addmm(past, h, U.mT)
-
-            return at
-
+            return super().bind(x)
+        projection, V = self.input_projection(x).unbind(0), self.V
         # The map of all rows at once: row @ inverse^T.
         inverse_t = self._inverse().mT
 
         def constant(t: int, h_prev: Tensor) -> Phi:
-            z = torch.addmm(drive[t], h_prev, V.mT) @ inverse_t
+            z = torch.addmm(projection[t], h_prev, V.mT) @ inverse_t
             return lambda h: z
 
         return constant
 
-    def one_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def as_leaky_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
         if self.inverse is None:
-            return self.U + self.V, self.W, self.b
+            return super().as_leaky_step()
         inverse = self._inverse()
         return inverse @ self.V, inverse @ self.W, None if self.b is None else inverse @ self.b
 
@@ -271,10 +274,7 @@ class LinearMap(EquilibriumMap):
         return torch.linalg.inv_ex(one - U)[0] if self.inverse == "exact" else one + U
 
     def extra_repr(self) -> str:
-        parts = [super().extra_repr()]
-        parts += [f"inverse={self.inverse!r}"] if self.inverse else []
-        parts += [f"bound={self.bound:g}"] if self.bound else []
-        return ", ".join(parts)
+        return super().extra_repr() + (f", inverse={self.inverse!r}" if self.inverse else "")
 
 
 CELLS: dict[str, type[EquilibriumMap]] = {

@@ -197,7 +197,7 @@ def test_the_interval_of_the_profile_is_that_of_feasible_eta():
     x = sample(5, 3, 3)
     profile = contraction_profile(layer, x)
     past = layer(x)[0].detach()[2]
-    interval = feasible_eta(layer.cell.maps(x)(3, past), past)
+    interval = feasible_eta(layer.cell.bind(x)(3, past), past)
     torch.testing.assert_close(profile.upper[3, 0], interval.upper, rtol=1e-13, atol=0)
     torch.testing.assert_close(profile.lower[3, 0], interval.lower, rtol=1e-13, atol=0)
 

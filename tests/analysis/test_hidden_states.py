@@ -92,7 +92,7 @@ def test_an_early_gradient_against_a_restart_of_the_layer(name):
 def test_the_first_gradient_of_an_ernn_against_its_jacobian_by_finite_differences(name):
     """h_1 -> h_T with steps 2 .. T of the same eta, through an input that sets h_0."""
     layer, x = layers()[name].double(), sample(6, 1, 3)
-    at, solve = layer.cell.maps(x), layer.fixed_point
+    at, solve = layer.cell.bind(x), layer.fixed_point
 
     def rest(h):
         with torch.no_grad():

@@ -48,7 +48,7 @@ def test_phi_is_the_formula(named_cell):
 def test_maps_of_a_sequence_are_phi_at_each_step(named_cell):
     name, cell = named_cell
     h, h_prev, x = sample(4, 5), sample(4, 5, seed=2), sample(3, 4, 3, seed=3)
-    at = cell.maps(x)
+    at = cell.bind(x)
     for t in (2, 0, 1):
         assert_rounding(at(t, h_prev)(h), expected_phi(name, cell, h, h_prev, x[t]))
 
@@ -80,7 +80,7 @@ def test_own_nonlinearities():
 def test_jordan_recurrence(rank, make_ready):
     cell = make_ready(JordanMap(3, 5, rank=rank))
     x, h = sample(6, 4, 3), sample(4, 5, seed=2)
-    A, W, b = cell.one_step()
+    A, W, b = cell.as_leaky_step()
     u = x @ W.mT + b
     w = reference.weights(cell)
     mixed = np.eye(5) + w["U"]
@@ -152,7 +152,7 @@ def test_bound_holds_in_evaluation_after_any_optimiser_step(kind):
 def test_a_bounded_cell_contracts(sigma, make_ready):
     torch.manual_seed(0)
     cell = make_ready(SelfFeedbackMap(3, 16, nonlinearity=sigma, bound=0.8))
-    at = cell.maps(sample(1, 200, 3))(0, sample(200, 16, seed=2))
+    at = cell.bind(sample(1, 200, 3))(0, sample(200, 16, seed=2))
     a, b = 3 * sample(200, 16, seed=3), 3 * sample(200, 16, seed=4)
     with torch.no_grad():
         shrink = (at(a) - at(b)).norm(dim=1) / (a - b).norm(dim=1)
@@ -178,8 +178,8 @@ def test_exact_is_the_equilibrium_of_the_linear_map(make_ready):
     torch.manual_seed(0)
     cell = make_ready(LinearMap(3, 5))
     h_prev, x = sample(4, 5), sample(1, 4, 3, seed=2)
-    iterated = solve(cell.maps(x)(0, h_prev), h_prev, Anderson(rtol=1e-13, atol=0)).check().z
-    exact = twin(cell, "exact").maps(x)(0, h_prev)(h_prev)
+    iterated = solve(cell.bind(x)(0, h_prev), h_prev, Anderson(rtol=1e-13, atol=0)).check().z
+    exact = twin(cell, "exact").bind(x)(0, h_prev)(h_prev)
     # |z - z*| <= |residual| / (1 - ||U||), ||U|| < 0.6 here
     assert norm_of_U(cell) < 0.6
     torch.testing.assert_close(exact, iterated, rtol=0, atol=1e-12 * iterated.norm().item())
@@ -189,7 +189,7 @@ def test_exact_is_the_equilibrium_of_the_linear_map(make_ready):
 def test_a_closed_form_does_not_depend_on_the_start(inverse, make_ready):
     cell = make_ready(LinearMap(3, 5, inverse=inverse))
     x, h_prev = sample(1, 4, 3), sample(4, 5, seed=2)
-    at = cell.maps(x)(0, h_prev)
+    at = cell.bind(x)(0, h_prev)
     assert torch.equal(at(sample(4, 5, seed=3)), at(torch.zeros(4, 5, dtype=torch.float64)))
 
 
@@ -202,7 +202,7 @@ def test_neumann_is_the_first_two_terms_of_the_exact_series(make_ready):
         with torch.no_grad():
             cell.U.copy_(scale * sample(5, 5, seed=3))
             exact, neumann = (
-                twin(cell, inverse).maps(x)(0, h_prev)(h_prev) for inverse in ("exact", "neumann")
+                twin(cell, inverse).bind(x)(0, h_prev)(h_prev) for inverse in ("exact", "neumann")
             )
         errors.append((exact - neumann).norm().item())
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
@@ -215,10 +215,10 @@ def test_jordan_does_not_see_the_past(make_ready):
     cell = make_ready(JordanMap(3, 5))
     h, x = sample(4, 5), sample(4, 3, seed=2)
     assert torch.equal(cell(h, sample(4, 5, seed=3), x), cell(h, torch.zeros_like(h), x))
-    assert JordanMap.start_is_previous_state
+    assert not JordanMap.uses_previous_state
     for kind in (SelfFeedbackMap, IdentityFeedbackMap, LinearMap):
         other = make_ready(kind(3, 5))
-        assert not other.start_is_previous_state
+        assert other.uses_previous_state
         assert not torch.equal(other(h, sample(4, 5, seed=3), x), other(h, torch.zeros_like(h), x))
 
 
@@ -299,7 +299,7 @@ def test_how_well_one_plus_u_inverts_at_80_units(rank, expected, spread):
         # With V = 1, A = I + U.
         with torch.no_grad():
             cell.V.copy_(torch.eye(80))
-            A = cell.one_step()[0].double().numpy()
+            A = cell.as_leaky_step()[0].double().numpy()
         inverse = np.linalg.inv(2 * np.eye(80) - A)
         errors.append(np.linalg.norm(A - inverse) / np.linalg.norm(inverse))
     assert np.mean(errors) == pytest.approx(expected, abs=spread)

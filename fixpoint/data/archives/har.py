@@ -11,10 +11,8 @@ from typing import IO
 import numpy as np
 
 from fixpoint.data.archives.archive import files, inner_zip, read
-from fixpoint.data.archives.download import Archive
 from fixpoint.data.numeric_table import numbers
 from fixpoint.data.schema import Arrays, Schema, check_counts, check_schema
-from fixpoint.data.sources.source import Source
 
 URL = (
     "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip"
@@ -128,20 +126,3 @@ def _official(paths: Sequence[Path]) -> Iterator[tuple[str, IO[bytes]]]:
             yield from inner_zip(file, name, at_most=_INNER_BYTES)
         else:
             yield name, file
-
-
-SOURCE = Source(
-    name="har2",
-    file="har.npz",
-    archives=(
-        Archive(
-            url=URL,
-            file="uci-har.zip",
-            checksum="sha256:c00b803081a5c797cd5e4b83700a9810b38d53d9d84e01917e090e1fdbc81031",
-        ),
-    ),
-    page=URL,
-    needs="the zip archive",
-    parse=parse,
-    verify=verify,
-)

@@ -23,9 +23,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fixpoint.data.archives.har import ACTIVITIES, CHANNELS, COUNTS, HAR2_CLASS, SCHEMA, SOURCE, URL
+from fixpoint.data.archives.download import Archive
+from fixpoint.data.archives.har import (
+    ACTIVITIES,
+    CHANNELS,
+    COUNTS,
+    HAR2_CLASS,
+    SCHEMA,
+    URL,
+    parse,
+    verify,
+)
 from fixpoint.data.dataset import Dataset
 from fixpoint.data.schema import Arrays, check_counts
+from fixpoint.data.sources.source import Source
 from fixpoint.data.storage import read_npz
 
 __all__ = [
@@ -109,3 +120,20 @@ def har_dataset(
         license=LICENSE,
         citation=CITATION,
     )
+
+
+SOURCE = Source(
+    name="har2",
+    file="har.npz",
+    archives=(
+        Archive(
+            url=URL,
+            file="uci-har.zip",
+            checksum="sha256:c00b803081a5c797cd5e4b83700a9810b38d53d9d84e01917e090e1fdbc81031",
+        ),
+    ),
+    page=URL,
+    needs="the zip archive",
+    parse=parse,
+    verify=verify,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +13,35 @@ from torch import Tensor, nn
 from fixpoint._messages import unknown_name
 from fixpoint._torch import is_functorch_wrapped_tensor
 from fixpoint._validation import at_least
-from fixpoint.models.maps import ACTIVATIONS
-from fixpoint.models.ops.gated.autograd import gated_scan, gated_scan_reference
+from fixpoint.models._signature import ShowsAllOptions
+from fixpoint.models.ops.common.activations import ACTIVATIONS
+from fixpoint.models.ops.gated.autograd import gated_scan
 from fixpoint.models.ops.gated.autograd import unsupported as gated_unsupported
-from fixpoint.models.ops.leaky.autograd import fused_scan, scan_reference, unsupported
-from fixpoint.models.rnn.scan import isolate
+from fixpoint.models.ops.gated.reference import gated_scan_reference
+from fixpoint.models.ops.leaky.autograd import fused_scan, unsupported
+from fixpoint.models.ops.leaky.reference import scan_reference
+from fixpoint.models.rnn.scan import mask_nonfinite
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 IMPLEMENTATIONS = ("auto", "reference", "fused")
 
 
-class RecurrentCell(nn.Module):
+class CellOptions(TypedDict, total=False):
+    """Options of every cell with a fused path."""
+
+    nonlinearity: str
+    implementation: str
+
+
+class LeakyOptions(CellOptions, total=False):
+    """Options of every `LeakyCell`."""
+
+    recompute: bool
+
+
+class RecurrentCell(ShowsAllOptions, nn.Module):
     """One step h_t from x_t and h_{t-1}, and the same over a whole sequence.
 
     A subclass implements `states`. Called like `torch.nn.RNNCell` it makes one step. A sample with
@@ -67,7 +86,7 @@ class RecurrentCell(nn.Module):
             x, h0 = x.to(own), h0.to(own)
         if _all_finite(x, h0):
             return self.states(x, h0, last_only=last_only).to(dtype)
-        x, h0, good = isolate(x, h0)
+        x, h0, good = mask_nonfinite(x, h0)
         h = self.states(x, h0, last_only=last_only).to(dtype)
         return torch.where((good[-1] if last_only else good).unsqueeze(-1), h, torch.nan)
 
@@ -113,7 +132,12 @@ class FusedCell(RecurrentCell):
     unsupported_reason: Callable[..., str | None]
 
     def __init__(
-        self, input_size: int, hidden_size: int, *, nonlinearity: str, implementation: str
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        nonlinearity: str = "tanh",
+        implementation: str = "auto",
     ) -> None:
         super().__init__(input_size, hidden_size, implementation=implementation)
         if nonlinearity not in ACTIVATIONS:
@@ -189,14 +213,11 @@ class LeakyCell(FusedCell):
         input_size: int,
         hidden_size: int,
         *,
-        nonlinearity: str,
-        implementation: str = "auto",
         recompute: bool = False,
+        **options: Unpack[CellOptions],
     ) -> None:
-        super().__init__(
-            input_size, hidden_size, nonlinearity=nonlinearity, implementation=implementation
-        )
-        if recompute and implementation == "reference":
+        super().__init__(input_size, hidden_size, **options)
+        if recompute and self.implementation == "reference":
             raise ValueError(
                 'recompute=True belongs to the fused path, and implementation="reference" has '
                 "none: leave one of them out"

@@ -12,10 +12,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from fixpoint._validation import at_least
+from fixpoint.models._signature import ShowsAllOptions
 from fixpoint.models.rnn.base_cell import RecurrentCell
 
 
-class Recurrent(nn.Module):
+class Recurrent(ShowsAllOptions, nn.Module):
     """Layers and directions of one kind of cell, called like `torch.nn.RNN`.
 
     A subclass names its `cell_class`; its cells are the submodules l0, l0_reverse, l1, ...
@@ -27,7 +28,7 @@ class Recurrent(nn.Module):
         nonlinearity: that of the cells; None takes their own.
         bias: have biases.
         batch_first: x and output are (B, T, ...) instead of (T, B, ...).
-        dropout: share of the outputs of each layer but the last set to 0 in training mode.
+        dropout: fraction of the outputs of each layer but the last set to 0 in training mode.
         bidirectional: D = 2 directions, the second reads each sequence backwards.
         options: those of the cell. Modules among them are copied for each further cell.
 
@@ -40,8 +41,9 @@ class Recurrent(nn.Module):
         h_n: last states, of the shape of hx.
 
     Raises:
-        ValueError: a value is unknown or a pair refused, when built; a wrong shape, when called.
-        TypeError: an option is unknown, when built; a wrong dtype, when called.
+        ValueError: an unknown value or an invalid combination, when built; a wrong shape, when
+            called.
+        TypeError: an unknown option, when built; a wrong dtype, when called.
     """
 
     cell_class: type[RecurrentCell]
@@ -63,11 +65,11 @@ class Recurrent(nn.Module):
         self.hidden_size = at_least(1, hidden_size=hidden_size)
         self.num_layers = at_least(1, num_layers=num_layers)
         if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout must be a share between 0 and 1; got {dropout}")
+            raise ValueError(f"dropout must be between 0 and 1; got {dropout}")
         if dropout and num_layers == 1:
             warnings.warn(
-                f"dropout={dropout:g} acts between layers and num_layers=1 has no between: it "
-                "does nothing",
+                f"dropout={dropout:g} is applied between layers and has no effect with "
+                "num_layers=1",
                 stacklevel=2,
             )
         self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional

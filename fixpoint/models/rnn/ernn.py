@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 
 from fixpoint._messages import unknown_name
 from fixpoint.backward import Backward, Unrolled
 from fixpoint.fixed_point import FixedPoint
-from fixpoint.models.maps import CELLS, EquilibriumMap
+from fixpoint.models.maps import CELLS, EquilibriumMap, JordanMap
 from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, not_fused
 from fixpoint.models.rnn.base_layer import Recurrent
-from fixpoint.models.rnn.scan import Trajectory, check_pair, scan
+from fixpoint.models.rnn.scan import Trajectory, check_compatible, scan
 from fixpoint.solvers import InexactNewton, IterativeSolver, make_solver
 
 
@@ -53,8 +53,8 @@ class ERNNCell(LeakyCell):
         t: time index, needed with `timesteps`.
 
     Raises:
-        ValueError: a value is unknown or a pair refused, when built; a wrong shape or t, when
-            called.
+        ValueError: an unknown value or an invalid combination, when built; a wrong shape or t,
+            when called.
 
     Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network.
 
@@ -93,7 +93,7 @@ class ERNNCell(LeakyCell):
                 "them on the solver"
             )
         fixed_point = FixedPoint(make_solver(solver), backward or Unrolled())
-        check_pair(phi, fixed_point)
+        check_compatible(phi, fixed_point)
         super().__init__(
             input_size,
             hidden_size,
@@ -109,9 +109,9 @@ class ERNNCell(LeakyCell):
         return _why_not_fused(self.cell, self.fixed_point)
 
     def recurrence(self, T: int) -> Leaky:
-        solver, weights = self.fixed_point.solver, self.cell.one_step()
+        solver, weights = self.fixed_point.solver, self.cell.as_leaky_step()
         if not isinstance(solver, InexactNewton) or weights is None:
-            raise ValueError(f"the layer is no such recurrence: {self.no_fused_path()}")
+            raise ValueError(f"the layer is not a leaky recurrence: {self.no_fused_path()}")
         eta = solver.steps_until(T)
         return Leaky(*weights, 1 - eta, eta)
 
@@ -128,9 +128,7 @@ class ERNNCell(LeakyCell):
 class ERNN(Recurrent):
     """Equilibrated recurrent layers, called like `torch.nn.RNN`.
 
-    ERNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True, batch_first=False,
-    dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and `ERNNCell` for the other
-    options: cell, max_iter, timesteps, rank, solver, backward, implementation, recompute.
+    Arguments: see `Recurrent`, and `ERNNCell` for those of the cell.
 
     Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network.
 
@@ -186,12 +184,12 @@ def _why_not_fused(cell: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
         return "it makes at least one step, and max_iter is 0"
     if not isinstance(backward, Unrolled) or (backward.last or K) < K:
         return f"its backward is Unrolled() through all steps, not {backward!r}"
-    owner = _owner(cell, "one_step")
-    # A subclass with new maps and the one_step of its parent is another map.
+    owner = _owner(cell, "as_leaky_step")
+    # A subclass with new phi and the as_leaky_step of its parent is another map.
     known = owner is not EquilibriumMap and all(
-        issubclass(owner, _owner(cell, method)) for method in ("maps", "drive")
+        issubclass(owner, _owner(cell, method)) for method in ("bind", "input_projection")
     )
-    if not known or (K > 1 and not cell.start_is_previous_state):
+    if not known or (K > 1 and cell.uses_previous_state):
         return f"{type(cell).__name__} is not known to be sigma(A h + u_t) for max_iter={K}"
     return None
 
@@ -211,15 +209,11 @@ def _make_cell(
 ) -> EquilibriumMap:
     if name not in CELLS:
         raise ValueError(unknown_name("cell", name, CELLS))
-    options: dict[str, Any] = {"bias": bias}
-    if nonlinearity is not None:
-        options["nonlinearity"] = nonlinearity
-    if rank is not None:
-        options["rank"] = rank
-    for option, owners in (("rank", ("jordan",)), ("nonlinearity", tuple(set(CELLS) - {"linear"}))):
-        if option in options and name not in owners:
-            raise ValueError(f"the {name} cell has no {option}; leave it out")
-    return CELLS[name](input_size, hidden_size, **options)
+    if rank is None:
+        return CELLS[name](input_size, hidden_size, nonlinearity=nonlinearity, bias=bias)
+    if name != "jordan":
+        raise ValueError(f"the {name} cell has no rank; leave it out")
+    return JordanMap(input_size, hidden_size, nonlinearity=nonlinearity, bias=bias, rank=rank)
 
 
 def _own_cell(

@@ -110,9 +110,7 @@ def _pairs(n: int, style: str, capacity: int) -> list[tuple[Tensor, Tensor]]:
 class EURNN(Recurrent):
     """Layers of `EURNNCell`, called like `torch.nn.RNN`.
 
-    EURNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True, batch_first=False,
-    dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and `EURNNCell` for the other
-    options: style, capacity.
+    Arguments: see `Recurrent`, and `EURNNCell` for those of the cell.
 
     Example:
         >>> import torch

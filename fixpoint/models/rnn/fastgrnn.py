@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
-from fixpoint.models.rnn.base_cell import Gated, GatedCell
+from fixpoint.models.rnn.base_cell import CellOptions, Gated, GatedCell
 from fixpoint.models.rnn.base_layer import Recurrent
 from fixpoint.models.rnn.low_rank import Weight
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class FastGRNNCell(GatedCell):
@@ -40,14 +45,11 @@ class FastGRNNCell(GatedCell):
         input_size: int,
         hidden_size: int,
         *,
-        nonlinearity: str = "tanh",
         bias: bool = True,
         rank: int | None = None,
-        implementation: str = "auto",
+        **options: Unpack[CellOptions],
     ) -> None:
-        super().__init__(
-            input_size, hidden_size, nonlinearity=nonlinearity, implementation=implementation
-        )
+        super().__init__(input_size, hidden_size, **options)
         self.W = Weight(hidden_size, input_size, rank)
         self.V = Weight(hidden_size, hidden_size, rank)
         self.b_z = nn.Parameter(torch.ones(hidden_size)) if bias else None
@@ -63,9 +65,7 @@ class FastGRNNCell(GatedCell):
 class FastGRNN(Recurrent):
     """Layers of `FastGRNNCell`, called like `torch.nn.RNN`.
 
-    FastGRNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True, batch_first=False,
-    dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and `FastGRNNCell` for the other
-    options: rank, implementation.
+    Arguments: see `Recurrent`, and `FastGRNNCell` for those of the cell.
 
     Example:
         >>> import torch

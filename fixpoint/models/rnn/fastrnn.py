@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
-from fixpoint.models.rnn.base_cell import Leaky, LeakyCell
+from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, LeakyOptions
 from fixpoint.models.rnn.base_layer import Recurrent
 from fixpoint.models.rnn.low_rank import Weight
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class FastRNNCell(LeakyCell):
@@ -36,19 +41,11 @@ class FastRNNCell(LeakyCell):
         input_size: int,
         hidden_size: int,
         *,
-        nonlinearity: str = "tanh",
         bias: bool = True,
         rank: int | None = None,
-        implementation: str = "auto",
-        recompute: bool = False,
+        **options: Unpack[LeakyOptions],
     ) -> None:
-        super().__init__(
-            input_size,
-            hidden_size,
-            nonlinearity=nonlinearity,
-            implementation=implementation,
-            recompute=recompute,
-        )
+        super().__init__(input_size, hidden_size, **options)
         self.W = Weight(hidden_size, input_size, rank)
         self.V = Weight(hidden_size, hidden_size, rank)
         self.b = nn.Parameter(torch.zeros(hidden_size)) if bias else None
@@ -62,9 +59,7 @@ class FastRNNCell(LeakyCell):
 class FastRNN(Recurrent):
     """Layers of `FastRNNCell`, called like `torch.nn.RNN`.
 
-    FastRNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True, batch_first=False,
-    dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and `FastRNNCell` for the other
-    options: rank, implementation, recompute.
+    Arguments: see `Recurrent`, and `FastRNNCell` for those of the cell.
 
     Example:
         >>> import torch

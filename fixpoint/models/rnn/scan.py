@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from fixpoint.backward import Unrolled
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.maps import EquilibriumMap
-from fixpoint.solution import Result
+from fixpoint.solution import Result, Solution
 
 
 class Trajectory(NamedTuple):
@@ -51,34 +52,47 @@ def scan(
         start: time index of the first step; None leaves the solver without, for T = 1.
 
     Raises:
-        ValueError: the cell and the solver do not fit (see `check_pair`), or the solver's
+        ValueError: the cell and the solver do not fit (see `check_compatible`), or the solver's
             `timesteps` is below T.
     """
-    check_pair(cell, fixed_point)
+    check_compatible(cell, fixed_point)
     if h0 is None:
         h0 = x.new_zeros(x.shape[1], cell.hidden_size)
-    x, h, good = isolate(x, h0)
-    at = cell.maps(x)
+    x, h0, good = mask_nonfinite(x, h0)
     states, solutions = [], []
-    for t in range(len(x)):
-        solution = fixed_point(at(t, h), h, t=None if start is None else start + t)
-        h = solution.z
-        states.append(h)
+    for solution in solve_steps(cell, fixed_point, x, h0, start=start):
+        states.append(solution.z)
         solutions.append(solution._replace(z=None))
     output = torch.where(good.unsqueeze(2), torch.stack(states), torch.nan)
     result = torch.stack([s.result for s in solutions])
-    measured = solutions[0].residual is not None
+    residuals = [s.residual for s in solutions if s.residual is not None]
     return Trajectory(
         output,
         output[-1],
         torch.stack([s.iterations for s in solutions]),
-        torch.stack([s.residual for s in solutions]) if measured else None,
+        torch.stack(residuals) if residuals else None,
         torch.where(good, result, int(Result.NONFINITE)).to(torch.int8),
         sum(s.evaluations for s in solutions),
     )
 
 
-def isolate(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def solve_steps(
+    cell: EquilibriumMap,
+    fixed_point: FixedPoint,
+    x: Tensor,
+    h0: Tensor,
+    *,
+    start: int | None = 0,
+) -> Iterator[Solution]:
+    """The solution of each time step, the next one started at its z; arguments as for `scan`."""
+    at, h = cell.bind(x), h0
+    for t in range(len(x)):
+        solution = fixed_point(at(t, h), h, t=None if start is None else start + t)
+        h = solution.z
+        yield solution
+
+
+def mask_nonfinite(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x and h0 without the samples that are not finite, and which states are good, (T, B).
 
     A state is good where its sample has had no NaN or inf, in h0 or x, up to that step.
@@ -88,13 +102,13 @@ def isolate(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.where(good.unsqueeze(2), x, 0.0), torch.where(start.unsqueeze(1), h0, 0.0), good
 
 
-def check_pair(cell: EquilibriumMap, fixed_point: FixedPoint) -> None:
+def check_compatible(cell: EquilibriumMap, fixed_point: FixedPoint) -> None:
     """Refuse a cell that sees the past only as its start with a solve that forgets its start.
 
     Raises:
         ValueError: with the remedy.
     """
-    if not cell.start_is_previous_state:
+    if cell.uses_previous_state:
         return
     solver, backward = fixed_point.solver, fixed_point.backward
     if solver.has_tolerance:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from fixpoint._validation import at_least, non_negative
-from fixpoint.models.rnn.base_cell import Leaky, LeakyCell
+from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, LeakyOptions
 from fixpoint.models.rnn.base_layer import Recurrent
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class SpectralRNNCell(LeakyCell):
@@ -42,18 +47,10 @@ class SpectralRNNCell(LeakyCell):
         *,
         reflections: int | None = None,
         radius: float = 0.01,
-        nonlinearity: str = "tanh",
         bias: bool = True,
-        implementation: str = "auto",
-        recompute: bool = False,
+        **options: Unpack[LeakyOptions],
     ) -> None:
-        super().__init__(
-            input_size,
-            hidden_size,
-            nonlinearity=nonlinearity,
-            implementation=implementation,
-            recompute=recompute,
-        )
+        super().__init__(input_size, hidden_size, **options)
         count = max(1, hidden_size // 4) if reflections is None else reflections
         if at_least(1, reflections=count) > hidden_size:
             raise ValueError(f"reflections must be at most hidden_size={hidden_size}; got {count}")
@@ -89,9 +86,7 @@ def _orthogonal(vectors: Tensor) -> Tensor:
 class SpectralRNN(Recurrent):
     """Layers of `SpectralRNNCell`, called like `torch.nn.RNN`.
 
-    SpectralRNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True,
-    batch_first=False, dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and
-    `SpectralRNNCell` for the other options: reflections, radius, implementation, recompute.
+    Arguments: see `Recurrent`, and `SpectralRNNCell` for those of the cell.
 
     Example:
         >>> import torch

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
-from fixpoint.models.rnn.base_cell import Gated, GatedCell
+from fixpoint.models.rnn.base_cell import CellOptions, Gated, GatedCell
 from fixpoint.models.rnn.base_layer import Recurrent
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class UGRNNCell(GatedCell):
@@ -35,13 +40,10 @@ class UGRNNCell(GatedCell):
         input_size: int,
         hidden_size: int,
         *,
-        nonlinearity: str = "tanh",
         bias: bool = True,
-        implementation: str = "auto",
+        **options: Unpack[CellOptions],
     ) -> None:
-        super().__init__(
-            input_size, hidden_size, nonlinearity=nonlinearity, implementation=implementation
-        )
+        super().__init__(input_size, hidden_size, **options)
         self.W = nn.Parameter(0.1 * torch.randn(2 * hidden_size, input_size))
         self.V = nn.Parameter(0.1 * torch.randn(2 * hidden_size, hidden_size))
         self.b = nn.Parameter(torch.zeros(2 * hidden_size)) if bias else None
@@ -53,9 +55,7 @@ class UGRNNCell(GatedCell):
 class UGRNN(Recurrent):
     """Layers of `UGRNNCell`, called like `torch.nn.RNN`.
 
-    UGRNN(input_size, hidden_size, num_layers=1, nonlinearity=None, bias=True, batch_first=False,
-    dropout=0.0, bidirectional=False, *, ...): see `Recurrent`, and `UGRNNCell` for the other
-    options: implementation.
+    Arguments: see `Recurrent`, and `UGRNNCell` for those of the cell.
 
     Example:
         >>> import torch

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from support.factories import table, truncated, write_zip
 
-from fixpoint.data.archives import har as har
+from fixpoint.data.archives import har
+from fixpoint.data.sources.har import SOURCE
 
 ROWS = {"train": 5, "test": 3}
 TOP = "UCI HAR Dataset"
@@ -91,17 +92,17 @@ def test_what_is_wrong_is_named(members, tmp_path, name):
     members[path] = damage(members[path])
     members = {key: data for key, data in members.items() if data is not None}
     with pytest.raises(ValueError, match=message) as error:
-        har.SOURCE.make([write_zip(tmp_path / "a.zip", members)])
+        SOURCE.make([write_zip(tmp_path / "a.zip", members)])
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("write", [write_zip, nested])
 def test_a_truncated_archive(write, members, tmp_path):
     with pytest.raises(ValueError, match="is truncated or corrupt"):
-        har.SOURCE.make([truncated(write(tmp_path / "a.zip", members))])
+        SOURCE.make([truncated(write(tmp_path / "a.zip", members))])
 
 
 def test_an_archive_inside_that_is_damaged(members, tmp_path):
     path = write_zip(tmp_path / "a.zip", {f"{TOP}.zip": b"PK\x03\x04 no archive"})
     with pytest.raises(ValueError, match="is truncated or corrupt"):
-        har.SOURCE.make([path])
+        SOURCE.make([path])

@@ -1,19 +1,20 @@
-"""The Triton sweeps on the CPU, run by Triton's interpreter, against the plain loop.
+"""The Triton kernels on the CPU, run by Triton's interpreter, against the plain loop.
 
-`test_fused_triton.py` runs this file with TRITON_INTERPRET=1, which must be set before the import.
+`testleaky_triton.py` runs this file with TRITON_INTERPRET=1, which must be set before the import.
 """
 
 import pytest
 import torch
 import triton.language as tl
-from models.ops.test_leaky import outcome, problem, scan_reference_or_zero
+from support.recurrences import connected, outcome
+from support.recurrences import leaky_problem as problem
 from triton.runtime.interpreter import InterpreterBuilder
 
-from fixpoint.models.maps import ACTIVATIONS
-from fixpoint.models.ops.common import dispatch as _operation
-from fixpoint.models.ops.leaky import autograd as fused
-from fixpoint.models.ops.leaky import triton as _fused_triton
-from fixpoint.models.ops.leaky.autograd import fused_scan, scan_reference
+from fixpoint.models.ops.common import dispatch
+from fixpoint.models.ops.common.activations import ACTIVATIONS
+from fixpoint.models.ops.leaky import triton as leaky_triton
+from fixpoint.models.ops.leaky.autograd import LEAKY, fused_scan
+from fixpoint.models.ops.leaky.reference import scan_reference
 
 FLOAT, BRAIN = torch.float32, torch.bfloat16
 # T, B, n, K, d; d = 0: x is u itself. Three rows are two programs, the second of them not full.
@@ -21,17 +22,17 @@ SIZES = [(5, 3, 7, 1, 0), (5, 3, 33, 2, 2), (1, 1, 1, 3, 1)]
 
 
 @pytest.fixture(autouse=True)
-def sweeps(monkeypatch):
+def backend(monkeypatch):
     """Tensors on the CPU go to the kernels; new buffers are full of NaN."""
-    monkeypatch.setattr(_operation, "sweeps", lambda name, h: _fused_triton)
-    empty = _operation.empty
-    monkeypatch.setattr(_operation, "empty", lambda *args: empty(*args).fill_(torch.nan))
+    monkeypatch.setattr(dispatch, "backend", lambda name, h: leaky_triton)
+    empty = dispatch.empty
+    monkeypatch.setattr(dispatch, "empty", lambda *args: empty(*args).fill_(torch.nan))
 
 
 @pytest.fixture
 def bfloat16(monkeypatch):
     """Let it through, and give the interpreter, which multiplies the bits, its exact products."""
-    monkeypatch.setattr(fused, "unsupported", lambda *args, **options: None)
+    monkeypatch.setattr(LEAKY, "unsupported", lambda *args, **options: None)
     dot = InterpreterBuilder.create_dot
 
     def exact(self, x, y, *rest):
@@ -46,15 +47,15 @@ def bfloat16(monkeypatch):
 
 
 @pytest.fixture
-def cut(monkeypatch):
-    """Set a field of every plan."""
+def config(monkeypatch):
+    """Set a field of every launch configuration."""
 
     def change(**fields):
-        plan = _fused_triton.plan
+        original = leaky_triton.launch_config
         monkeypatch.setattr(
-            _fused_triton,
-            "plan",
-            lambda *args, **options: plan(*args, **options)._replace(**fields),
+            leaky_triton,
+            "launch_config",
+            lambda *args, **options: original(*args, **options)._replace(**fields),
         )
 
     return change
@@ -88,13 +89,13 @@ def test_last_state_and_recomputation(last_only, recompute):
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_rows_of_a_program(rows, cut):
-    cut(rows=rows)
+def test_rows_of_a_program(rows, config):
+    config(rows=rows)
     assert_as_exact_as_plain((3, 5, 17, 2, 0), activation="tanh")
 
 
-def test_weights_read_by_tiles(cut):
-    cut(rows=2)
+def test_weights_read_by_tiles(config):
+    config(rows=2)
     assert_as_exact_as_plain((2, 3, 130, 2, 0), activation="tanh")
 
 
@@ -102,9 +103,9 @@ def test_weights_read_by_tiles(cut):
     ("activation", "tile"), [*((name, 32) for name in ACTIVATIONS), ("tanh", 16)]
 )
 @pytest.mark.usefixtures("bfloat16")
-def test_bfloat16(activation, tile, cut):
+def test_bfloat16(activation, tile, config):
     """With all of A at once and by tiles; two programs."""
-    cut(tile=tile)
+    config(tile=tile)
     assert_as_exact_as_plain((3, 17, 19, 2, 2), BRAIN, activation=activation)
 
 
@@ -144,15 +145,15 @@ def test_inference_equals_training(K, last_only):
 
 
 def test_one_launch_each_way(monkeypatch):
-    launches, launch = [], _fused_triton._launch
+    launches, launch = [], leaky_triton._launch
 
     def count(kernel, *args, **options):
         launches.append(kernel)
         launch(kernel, *args, **options)
 
-    monkeypatch.setattr(_fused_triton, "_launch", count)
+    monkeypatch.setattr(leaky_triton, "_launch", count)
     outcome(fused_scan, problem(6, 3, 7, 2, 3, dtype=FLOAT), activation="relu")
-    assert launches == [_fused_triton._forward, _fused_triton._backward]
+    assert launches == [leaky_triton._forward, leaky_triton._backward]
 
 
 def test_inputs_that_are_not_contiguous():
@@ -180,7 +181,7 @@ def test_nothing_to_do(T, B, last_only):
     arguments = problem(T, B, 4, 2, 3, dtype=FLOAT)
     options = {"activation": "relu", "last_only": last_only}
     got, expected = (
-        outcome(scan, arguments, **options) for scan in (fused_scan, scan_reference_or_zero)
+        outcome(scan, arguments, **options) for scan in (fused_scan, connected(scan_reference))
     )
     for g, e in zip(got, expected, strict=True):
         torch.testing.assert_close(g, e)
@@ -199,8 +200,8 @@ def test_activation_values(activation):
     torch.testing.assert_close(got.double(), expected, rtol=8 * eps, atol=atol, equal_nan=True)
 
 
-def test_nan_stays_in_its_row(cut):
-    cut(rows=4)
+def test_nan_stays_in_its_row(config):
+    config(rows=4)
     arguments = problem(5, 4, 7, 2, 3, dtype=FLOAT, grad=False)
     clean = fused_scan(**arguments, activation="relu")
     arguments["x"][2, 1] = torch.nan

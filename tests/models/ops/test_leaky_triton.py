@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from models.ops.test_leaky import outcome, problem
+from support.recurrences import leaky_problem as problem
+from support.recurrences import outcome
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fixpoint.models import FastRNNCell
-from fixpoint.models.maps import ACTIVATIONS
-from fixpoint.models.ops.common import dispatch as _operation
-from fixpoint.models.ops.leaky import autograd as fused
-from fixpoint.models.ops.leaky.autograd import fused_scan, scan_reference, unsupported
+from fixpoint.models.ops.common import dispatch
+from fixpoint.models.ops.common.activations import ACTIVATIONS
+from fixpoint.models.ops.leaky.autograd import LEAKY, fused_scan, unsupported
+from fixpoint.models.ops.leaky.reference import scan_reference
 from fixpoint.models.rnn import base_cell as recurrent_cell
 
 triton = pytest.importorskip("triton", reason="needs triton")
@@ -26,7 +27,7 @@ triton = pytest.importorskip("triton", reason="needs triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from fixpoint.models.ops.leaky import triton as _fused_triton  # noqa: E402
+from fixpoint.models.ops.leaky import triton as leaky_triton  # noqa: E402
 
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that a block may have, by compute capability."""
@@ -59,9 +60,15 @@ def cache(monkeypatch, tmp_path):
 
 
 @functools.cache
-def compiled(name, kind, n, cut, capability):
-    kernel = getattr(_fused_triton, name)
-    constants = {"n": n, "SIGMA": "tanh", "SIZE": cut.size, "ROWS": cut.rows, "TILE": cut.tile}
+def compiled(name, kind, n, config, capability):
+    kernel = getattr(leaky_triton, name)
+    constants = {
+        "n": n,
+        "ACTIVATION": "tanh",
+        "SIZE": config.size,
+        "ROWS": config.rows,
+        "TILE": config.tile,
+    }
     constants |= {k: True for k in ("KEEP", "HAS_G", "HAS_V") if k in kernel.arg_names}
     types = dict.fromkeys(constants, "constexpr") | dict.fromkeys(("a", "b", "sums"), "*fp32")
     types |= dict.fromkeys(POINTERS[name].split(), f"*{kind}")
@@ -74,7 +81,7 @@ def compiled(name, kind, n, cut, capability):
     return triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
         target=GPUTarget("cuda", capability, 32),
-        options=cut.options,
+        options=config.options,
     )
 
 
@@ -92,8 +99,8 @@ def spilled(binary, path):
 @pytest.mark.parametrize("n", [80, 128, 256])
 def test_compiles_and_fits(n, kind, capability, name, tmp_path):
     shared = SHARED[capability]
-    cut = _fused_triton.plan(n, 128, DTYPES[kind], processors=100, shared=shared)
-    kernel = compiled(name, kind, n, cut, capability)
+    config = leaky_triton.launch_config(n, 128, DTYPES[kind], processors=100, shared=shared)
+    kernel = compiled(name, kind, n, config, capability)
     assert f".target sm_{capability}" in kernel.asm["ptx"]
     assert kernel.asm["cubin"][:4] == b"\x7fELF"
     assert 0 < kernel.metadata.shared <= shared
@@ -102,9 +109,9 @@ def test_compiles_and_fits(n, kind, capability, name, tmp_path):
 
 @pytest.mark.parametrize("name", POINTERS)
 def test_bfloat16_fits_a_small_shared_memory(name, tmp_path):
-    cut = _fused_triton.plan(256, 128, torch.bfloat16, processors=100, shared=SHARED[86])
-    assert cut.tile < cut.size
-    kernel = compiled(name, "bf16", 256, cut, 86)
+    config = leaky_triton.launch_config(256, 128, torch.bfloat16, processors=100, shared=SHARED[86])
+    assert config.tile < config.size
+    kernel = compiled(name, "bf16", 256, config, 86)
     assert kernel.metadata.shared <= SHARED[86]
     assert spilled(kernel.asm["cubin"], tmp_path / "kernel.cubin") <= 64
 
@@ -112,8 +119,8 @@ def test_bfloat16_fits_a_small_shared_memory(name, tmp_path):
 def test_products_are_exact_in_float32_and_on_tensor_cores_in_bfloat16():
     for n in (128, 256):
         for kind, dtype in DTYPES.items():
-            cut = _fused_triton.plan(n, 128, dtype, processors=100, shared=SHARED[80])
-            text = compiled("_forward", kind, n, cut, 80).asm["ptx"]
+            config = leaky_triton.launch_config(n, 128, dtype, processors=100, shared=SHARED[80])
+            text = compiled("_forward", kind, n, config, 80).asm["ptx"]
             assert ("mma.sync" in text) == (kind == "bf16")
             assert "tf32" not in text
 
@@ -122,16 +129,16 @@ def test_products_are_exact_in_float32_and_on_tensor_cores_in_bfloat16():
 @pytest.mark.parametrize("name", POINTERS)
 def test_threads_wait_before_and_after_they_exchange_a_state(name, kind):
     """The interpreter runs one thread: it cannot miss a barrier."""
-    cut = _fused_triton.plan(256, 128, DTYPES[kind], processors=100, shared=SHARED[86])
-    text = compiled(name, kind, 256, cut, 86).asm["ttgir"]
+    config = leaky_triton.launch_config(256, 128, DTYPES[kind], processors=100, shared=SHARED[86])
+    text = compiled(name, kind, 256, config, 86).asm["ttgir"]
     steps = re.findall(r"\b(barrier|store|async_copy)", text)
     assert "barrier store barrier async_copy" in " ".join(steps)
 
 
 @pytest.mark.parametrize(("B", "rows"), [(1, 1), (199, 1), (200, 2), (399, 2), (400, 4), (9999, 4)])
 def test_rows_fill_the_device(B, rows):
-    cut = _fused_triton.plan(80, B, torch.float32, processors=100, shared=SHARED[80])
-    assert cut.rows == rows
+    config = leaky_triton.launch_config(80, B, torch.float32, processors=100, shared=SHARED[80])
+    assert config.rows == rows
 
 
 @pytest.mark.parametrize(
@@ -146,8 +153,8 @@ def test_compiles_as_it_is_launched(T, B, n, K, kind, monkeypatch):
         get_current_stream=lambda device: 0,
     )
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
-    monkeypatch.setattr(fused, "unsupported", lambda *args, **options: None)
-    monkeypatch.setattr(_operation, "sweeps", lambda name, h: _fused_triton)
+    monkeypatch.setattr(LEAKY, "unsupported", lambda *args, **options: None)
+    monkeypatch.setattr(dispatch, "backend", lambda name, h: leaky_triton)
     kernels = []
 
     class Compiled:
@@ -160,7 +167,7 @@ def test_compiles_as_it_is_launched(T, B, n, K, kind, monkeypatch):
             )
 
     for name in POINTERS:
-        monkeypatch.setattr(_fused_triton, name, Compiled(getattr(_fused_triton, name)))
+        monkeypatch.setattr(leaky_triton, name, Compiled(getattr(leaky_triton, name)))
     for last_only in (False, True):
         options = {"activation": "relu", "last_only": last_only}
         outcome(fused_scan, problem(T, B, n, K, dtype=DTYPES[kind]), **options)
@@ -173,10 +180,10 @@ def test_compiles_as_it_is_launched(T, B, n, K, kind, monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_all_around_the_kernels_stays_on_the_device(dtype, last_only, recompute, monkeypatch):
     """With meta tensors, which have a device, a dtype and a shape, and no values."""
-    monkeypatch.setattr(fused, "unsupported", lambda *args, **options: None)
-    monkeypatch.setattr(_operation, "sweeps", lambda name, h: _fused_triton)
+    monkeypatch.setattr(LEAKY, "unsupported", lambda *args, **options: None)
+    monkeypatch.setattr(dispatch, "backend", lambda name, h: leaky_triton)
     launched = []
-    monkeypatch.setattr(_fused_triton, "_launch", lambda *args, **options: launched.append(args))
+    monkeypatch.setattr(leaky_triton, "_launch", lambda *args, **options: launched.append(args))
     arguments = {
         k: v.detach().to("meta").requires_grad_()
         for k, v in problem(9, 3, 7, 2, 4, dtype=dtype).items()

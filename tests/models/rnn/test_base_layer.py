@@ -204,8 +204,8 @@ def test_which_ernns_are_fused(cell, K, timesteps):
 
 
 class Shifted(JordanMap):
-    def drive(self, x):
-        return super().drive(x) + 1
+    def input_projection(self, x):
+        return super().input_projection(x) + 1
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_dropout_acts_between_layers_in_training(make):
     assert not torch.equal(layer(x)[0], layer(x)[0])
     layer.eval()
     assert torch.equal(layer(x)[0], layer(x)[0])
-    with pytest.warns(UserWarning, match="num_layers=1 has no between"):
+    with pytest.warns(UserWarning, match="has no effect with num_layers=1"):
         make(dropout=0.5)
 
 

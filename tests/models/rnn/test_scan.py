@@ -15,7 +15,7 @@ from fixpoint import (
     Result,
     Unrolled,
 )
-from fixpoint.models import JordanMap, SelfFeedbackMap, check_pair, scan
+from fixpoint.models import JordanMap, SelfFeedbackMap, check_compatible, scan
 
 EPS = 2.0**-52
 
@@ -115,7 +115,7 @@ def test_gradients_of_relu_away_from_its_kink(rank):
     x, h0 = sample(3, 2, 3), sample(2, 5, seed=2)
     layer = FixedPoint(newton(3, 2), Unrolled())
     # gradcheck moves each number by 1e-6: no preactivation may come near 0.
-    A, W, b = (part.detach() for part in cell.one_step())
+    A, W, b = (part.detach() for part in cell.as_leaky_step())
     u = x @ W.mT + b
     h, nearest = h0, torch.inf
     for t in range(3):
@@ -160,10 +160,10 @@ def test_jordan_refuses_to_forget_the_past(solver, backward, given):
     cell = JordanMap(3, 5)
     remedy = r"use InexactNewton\(max_iter=1 or 2\) with Unrolled\(\), or the self-feedback cell"
     with pytest.raises(ValueError, match=f"JordanMap sees h_{{t-1}} only.*{given}.*{remedy}"):
-        check_pair(cell, layer)
+        check_compatible(cell, layer)
     with pytest.raises(ValueError, match=given):
         scan(cell, layer, torch.zeros(2, 1, 3))
-    check_pair(SelfFeedbackMap(3, 5), layer)
+    check_compatible(SelfFeedbackMap(3, 5), layer)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_jordan_refuses_to_forget_the_past(solver, backward, given):
     ],
 )
 def test_jordan_takes_a_fixed_number_of_unrolled_steps(solver, backward):
-    check_pair(JordanMap(3, 5), FixedPoint(solver, backward))
+    check_compatible(JordanMap(3, 5), FixedPoint(solver, backward))
 
 
 # Windows that are not finite.

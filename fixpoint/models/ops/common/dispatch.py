@@ -1,12 +1,11 @@
-"""What the fused operations share: when they apply, their buffers and the choice of sweeps."""
+"""When a fused operation applies, which kernel module it takes, and its buffers."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,14 +13,15 @@ from torch.autograd.forward_ad import unpack_dual
 
 from fixpoint._messages import unknown_name
 from fixpoint._torch import is_functorch_wrapped_tensor
-from fixpoint.models.maps import ACTIVATIONS
+from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.buffers import empty
+from fixpoint.models.ops.common.protocol import Backend
 
 # Units n; above, a compiled block has too few rows and call overhead is no longer felt.
 MAX_SIZE = 256
-# Bytes of gradients in a segment of time: few enough to be in the cache for the products that
-# follow, and so many that a segment's own cost vanishes.
-SEGMENT = 2**21
+# Bytes of gradients in a chunk of time: few enough to be in the cache for the products that
+# follow, and so many that the cost of a chunk itself is small.
+CHUNK_BYTES = 2**21
 
 
 def unsupported_reason(
@@ -29,7 +29,7 @@ def unsupported_reason(
 ) -> str | None:
     """Why a fused operation cannot take these, x first among the tensors, or None if it can.
 
-    `kernel` names the module with its sweeps for CUDA devices, where there are any.
+    `kernel` names the folder with its Triton kernels for CUDA devices, where there are any.
     """
     if activation not in ACTIVATIONS:
         return unknown_name("activation", activation, ACTIVATIONS)
@@ -68,24 +68,6 @@ def _no_kernel(h0: Tensor, kernel: str) -> str | None:
     return None
 
 
-def differentiable_gradients(
-    plain: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
-) -> list[Tensor | None]:
-    """Gradients of plain(*inputs) that may be differentiated again, None where none is wanted.
-
-    For the backward pass of a fused operation under create_graph, by its twin of plain operations.
-    """
-    # Views, as one input may be computed from another and would collect that path too.
-    fresh = [v if v is None else v.view_as(v) for v in inputs]
-    wanted = {i: v for i, v in enumerate(fresh) if v is not None and v.requires_grad}
-    output = plain(*fresh)
-    found = torch.autograd.grad(
-        output, list(wanted.values()), grad, create_graph=True, allow_unused=True
-    )
-    gradients = dict(zip(wanted, found, strict=True))
-    return [gradients.get(i) for i in range(len(inputs))]
-
-
 def copy(h: Tensor) -> Tensor:
     return h.clone(memory_format=torch.contiguous_format)
 
@@ -97,33 +79,34 @@ def states(h0: Tensor, count: int) -> Tensor:
     return S
 
 
-def received(grad: Tensor, last_only: bool) -> tuple[Tensor, Tensor]:
+def output_gradients(grad: Tensor, last_only: bool) -> tuple[Tensor, Tensor]:
     """Gradients of the states after each time step, or none of them; and of the last state."""
     if last_only:
         return grad.new_empty(0, *grad.shape), copy(grad)
     return grad.contiguous(), grad.new_zeros(grad.shape[1:])
 
 
-def segment(T: int, K: int, g: Tensor) -> int:
-    """Time steps in a segment of the backward pass, for a gradient g of each of the T K states."""
+def chunk_length(T: int, K: int, g: Tensor) -> int:
+    """Time steps in a chunk of the backward pass, for a gradient g of each of the T K states."""
     if g.is_cuda:
         return max(1, T)  # one launch
-    return max(1, min(T, SEGMENT // max(1, K * g.numel() * g.element_size())))
+    return max(1, min(T, CHUNK_BYTES // max(1, K * g.numel() * g.element_size())))
 
 
-def sweeps(name: str, h: Tensor) -> ModuleType:
-    """The module with the sweeps of an operation for a state h, (B, n)."""
+def backend(name: str, h: Tensor) -> Backend[Any, Any, Any]:
+    """The kernel module of an operation for a state h, (B, n)."""
     if h.is_cuda:
-        return importlib.import_module(f"fixpoint.models.ops.{name}.triton")
-    module = compiled(name)
-    if module is None or h.shape[1] > MAX_SIZE:
-        return importlib.import_module(f"fixpoint.models.ops.{name}.torch")
-    return module
+        return _module(name, "triton")
+    if h.shape[1] > MAX_SIZE or not has_numba():
+        return _module(name, "torch")
+    return _module(name, "numba")
+
+
+def has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
 
 
 @functools.cache
-def compiled(name: str) -> ModuleType | None:
-    """The sweeps compiled by numba, imported at the first use, or None where it is missing."""
-    if importlib.util.find_spec("numba") is None:
-        return None
-    return importlib.import_module(f"fixpoint.models.ops.{name}.numba")
+def _module(name: str, kind: str) -> Backend[Any, Any, Any]:
+    """Imported at the first use."""
+    return cast(Any, importlib.import_module(f"fixpoint.models.ops.{name}.{kind}"))

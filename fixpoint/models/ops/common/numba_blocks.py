@@ -1,8 +1,4 @@
-"""What the sweeps compiled by numba share: blocks of rows, threads, activations.
-
-numba's cache of a function does not see changes in the functions it calls: after an edit here,
-delete the `__pycache__` of this folder.
-"""
+"""What the kernels compiled by numba share: blocks of rows, threads, activations."""
 
 from __future__ import annotations
 
@@ -17,13 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from numba.extending import overload
 
+from fixpoint.models.ops.common.numba_cache import FAST, cached_njit
+
 CODES = {"identity": 0, "relu": 1, "tanh": 2, "sigmoid": 3}
-# Loops vectorise where sums may be reordered and division does not raise; NaN and infinity keep
-# their meaning.
-FAST: Any = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
 # OpenBLAS keeps up to 2^18 multiplications on the calling thread; 32 rows reach its full speed.
 PRODUCT, ROWS = 2**18, 32
 
@@ -31,8 +25,8 @@ PRODUCT, ROWS = 2**18, 32
 def split(B: int, weights: int) -> tuple[int, list[tuple[int, int]]]:
     """Rows in a block, and for each thread its first and last (exclusive) block."""
     threads = torch.get_num_threads()
-    share = max(1, -(-B // threads))
-    rows = -(-share // -(-share // min(ROWS, max(1, PRODUCT // weights))))
+    per_thread = max(1, -(-B // threads))
+    rows = -(-per_thread // -(-per_thread // min(ROWS, max(1, PRODUCT // weights))))
     blocks = -(-B // rows)
     threads = max(1, min(threads, blocks))
     edges = [i * blocks // threads for i in range(threads + 1)]
@@ -45,29 +39,29 @@ with contextlib.suppress(AttributeError, OSError):  # torch's own, where it is t
 _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def run(work: Callable[[int, int], None], shares: list[tuple[int, int]]) -> None:
-    """Call `work(*share)` for all shares, each on a thread of torch's own pool where possible.
+def run(work: Callable[[int, int], None], ranges: list[tuple[int, int]]) -> None:
+    """Call `work(first, last)` for all ranges of blocks, on threads of torch's pool where possible.
 
     After each parallel operation the threads of torch spin for milliseconds: other threads would
     have to fight them for the cores.
     """
-    if len(shares) == 1:
-        return work(*shares[0])
+    if len(ranges) == 1:
+        return work(*ranges[0])
     work(0, 0)  # compile here: threads may have small stacks
     if openmp is None:
-        with ThreadPoolExecutor(len(shares)) as pool:
-            list(pool.map(work, *zip(*shares, strict=True)))
+        with ThreadPoolExecutor(len(ranges)) as pool:
+            list(pool.map(work, *zip(*ranges, strict=True)))
     else:
-        todo, errors = iter(shares), []
+        todo, errors = iter(ranges), []
 
         def region(_: int) -> None:
             try:
-                for share in todo:
-                    work(*share)
+                for blocks in todo:
+                    work(*blocks)
             except BaseException as error:  # it cannot pass through OpenMP
                 errors.append(error)
 
-        openmp(_Region(region), None, len(shares), 0)
+        openmp(_Region(region), None, len(ranges), 0)
         if errors:
             raise errors[0]
 
@@ -120,27 +114,27 @@ def _tanh_of_type(x):  # type: ignore[no-untyped-def]
     return rational
 
 
-@njit(cache=True, **FAST)
-def sigma(code, c, u, shift):  # type: ignore[no-untyped-def]
-    """c <- sigma(c + u + shift)."""
+@cached_njit()
+def activate(code, c, u, bias):  # type: ignore[no-untyped-def]
+    """c <- sigma(c + u + bias)."""
     zero, half = c.dtype.type(0), c.dtype.type(0.5)
     if code == 0:
         for j in range(c.size):
-            c[j] += u[j] + shift[j]
+            c[j] += u[j] + bias[j]
     elif code == 1:
         for j in range(c.size):
-            x = c[j] + (u[j] + shift[j])
+            x = c[j] + (u[j] + bias[j])
             c[j] = zero if x <= zero else x
     elif code == 2:
         for j in range(c.size):
-            c[j] = _tanh(c[j] + (u[j] + shift[j]))
+            c[j] = _tanh(c[j] + (u[j] + bias[j]))
     else:
         for j in range(c.size):
-            c[j] = half + half * _tanh(half * (c[j] + (u[j] + shift[j])))
+            c[j] = half + half * _tanh(half * (c[j] + (u[j] + bias[j])))
 
 
-@njit(cache=True, **FAST)
-def pull(code, d, c, zero, one):  # type: ignore[no-untyped-def]
+@cached_njit()
+def activation_grad(code, d, c, zero, one):  # type: ignore[no-untyped-def]
     """d sigma'(.) from c = sigma(.), all of them numbers; the loop around it vectorises."""
     if code == 0:
         return d
@@ -151,7 +145,7 @@ def pull(code, d, c, zero, one):  # type: ignore[no-untyped-def]
     return d * (c * (one - c))
 
 
-@njit(cache=True, **FAST)
-def flat(X):  # type: ignore[no-untyped-def]
+@cached_njit()
+def as_vector(X):  # type: ignore[no-untyped-def]
     """A block (rows, n) as one vector, whose loops leave no remainder in each row."""
     return X.reshape(X.size)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function
-from torch.nn.functional import linear
 
-from fixpoint._messages import unknown_name
-from fixpoint.models.maps import ACTIVATIONS
 from fixpoint.models.ops.common import dispatch as op
+from fixpoint.models.ops.common.autograd import Options, Recurrence
+from fixpoint.models.ops.gated.arguments import (
+    BackwardArguments,
+    ForwardArguments,
+    Inputs,
+    checked,
+)
+from fixpoint.models.ops.gated.reference import loop
 
 
 def gated_scan(
@@ -76,152 +80,91 @@ def gated_scan(
         >>> gated_scan(x, V, 0.7, 0.02, h0, activation="tanh", W=W, bias=bias).shape
         torch.Size([7, 4, 5])
     """
-    inputs = _checked(x, W, bias, V, p, q, h0, activation)
-    if reason := unsupported(**inputs._asdict(), activation=activation):
-        raise ValueError(f"the gated scan does not apply: {reason}; use gated_scan_reference")
-    if torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs):
-        return _GatedScan.apply(activation, last_only, *inputs)
-    return _infer(inputs, activation, last_only)
+    inputs = checked(x, W, bias, V, p, q, h0, activation)
+    return GATED(inputs, Options(activation, last_only))
 
 
-def gated_scan_reference(
-    x: Tensor,
-    V: Tensor,
-    p: Tensor | float,
-    q: Tensor | float,
-    h0: Tensor,
-    *,
-    activation: str,
-    W: Tensor | None = None,
-    bias: Tensor | None = None,
-    last_only: bool = False,
-) -> Tensor:
-    """The same as `gated_scan`, as a loop of plain operations: the reference.
-
-    Example:
-        >>> u, V, h0 = torch.randn(7, 4, 10), torch.randn(10, 5), torch.zeros(4, 5)
-        >>> gated_scan_reference(u, V, 1.0, 0.0, h0, activation="tanh", last_only=True).shape
-        torch.Size([4, 5])
-    """
-    return _plain(_checked(x, W, bias, V, p, q, h0, activation), activation, last_only)
-
-
-def unsupported(*, activation: str, **tensors: Tensor | None) -> str | None:
-    """Why `gated_scan` cannot take these arguments, or None where it can."""
-    return op.unsupported_reason(tensors, activation)
-
-
-class _Inputs(NamedTuple):
-    """The tensors of `gated_scan`."""
-
-    x: Tensor
-    W: Tensor | None
-    bias: Tensor | None
-    V: Tensor
-    p: Tensor
-    q: Tensor
-    h0: Tensor
-
-
-def _plain(inputs: _Inputs, activation: str, last_only: bool) -> Tensor:
-    x, W, bias, V, p, q, h0 = inputs
-    u = x if W is None else linear(x, W)
-    n, sigma, h, states = len(V.t()), ACTIVATIONS[activation], h0, []
-    b_z, b_c = h0.new_zeros(2, n) if bias is None else bias.view(2, n)
-    for u_t in u:
-        product = torch.addmm(u_t, h, V.t())
-        z = torch.sigmoid(product[:, :n] + b_z)
-        c = sigma(product[:, -n:] + b_c)
-        h = z * h + (p * (1 - z) + q) * c
-        states.append(h)
-    if last_only:
-        return h.clone()
-    return torch.stack(states) if states else h0.new_empty(0, *h0.shape)
-
-
-def _checked(
-    x: Tensor,
-    W: Tensor | None,
-    bias: Tensor | None,
-    V: Tensor,
-    p: Tensor | float,
-    q: Tensor | float,
-    h0: Tensor,
-    activation: str,
-) -> _Inputs:
-    """All tensors, after a check."""
-    if activation not in ACTIVATIONS:
-        raise ValueError(unknown_name("activation", activation, ACTIVATIONS))
-    if x.dim() != 3 or h0.dim() != 2:
-        given = f"{tuple(x.shape)} and {tuple(h0.shape)}"
-        raise ValueError(f"x must be (T, B, u or d) and h0 (B, n), but they are {given}")
-    (T, _, d), (B, n) = x.shape, h0.shape
-    if V.shape not in ((n, n), (2 * n, n)):
-        raise ValueError(f"V must be {(n, n)} or {(2 * n, n)}, not {tuple(V.shape)}")
-    rows = len(V)
-    p, q = (v if isinstance(v, Tensor) else x.new_tensor(v) for v in (p, q))
-    wanted = {"x": (T, B, rows if W is None else d), "W": (rows, d), "bias": (2 * n,)}
-    for name, v in {"x": x, "W": W, "bias": bias}.items():
-        if v is not None and v.shape != wanted[name]:
-            given = f"{tuple(v.shape)}; h0 is {tuple(h0.shape)} and V is {tuple(V.shape)}"
-            raise ValueError(f"{name} must be {wanted[name]}, not {given}")
-    for name, v in {"p": p, "q": q}.items():
-        if v.dim():
-            raise ValueError(f"{name} must be a number or have no axes, not {tuple(v.shape)}")
-    return _Inputs(x, W, bias, V, p, q, h0)
-
-
-class _GatedScan(Function):
+class GatedRecurrence(Recurrence[Inputs]):
     """Saves each state, gate and candidate."""
 
-    @staticmethod
-    def forward(ctx: Any, activation: str, last_only: bool, *tensors: Tensor | None) -> Tensor:
-        inputs = _Inputs._make(tensors)
+    name, reference_name, inputs = "gated", "gated_scan_reference", Inputs
+
+    def reference(self, inputs: Inputs, options: Options) -> Tensor:
+        return loop(inputs, options.activation, options.last_only)
+
+    def infer(self, inputs: Inputs, options: Options) -> Tensor:
+        h, last_only = op.copy(inputs.h0), options.last_only
+        S, nothing = op.states(h, 0 if last_only else len(inputs.x)), h.new_empty(0, *h.shape)
+        _forward(inputs, h, S, nothing, nothing, options.activation)
+        return h if last_only else S[1:]
+
+    def train(self, inputs: Inputs, options: Options) -> tuple[Tensor, tuple[Tensor, ...]]:
         h = op.copy(inputs.h0)
         S = op.states(h, len(inputs.x))
         Z, C = (op.empty((len(inputs.x), *h.shape), h) for _ in range(2))
-        _sweep(inputs, h, S, Z, C, activation)
-        ctx.activation, ctx.last_only = activation, last_only
-        ctx.save_for_backward(*tensors, S, Z, C)
-        return h if last_only else S[1:]
+        _forward(inputs, h, S, Z, C, options.activation)
+        return h if options.last_only else S[1:], (S, Z, C)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, S, Z, C = ctx.saved_tensors
-        if torch.is_grad_enabled():
-
-            def plain(*tensors: Tensor | None) -> Tensor:
-                return _plain(_Inputs._make(tensors), ctx.activation, ctx.last_only)
-
-            return (None, None, *op.differentiable_gradients(plain, inputs, grad))
-        x, W, _, V, p, q, _ = _Inputs._make(inputs)
+    def gradients(
+        self,
+        inputs: Inputs,
+        saved: Sequence[Tensor],
+        grad: Tensor,
+        needed: Inputs,
+        options: Options,
+    ) -> Inputs:
+        x, W, _, V, p, q, _ = inputs
+        S, Z, C = saved
         x, V = x.contiguous(), V.contiguous()
-        wanted = _Inputs._make(ctx.needs_input_grad[2:])
         T, B, n = C.shape
-        G, g = op.received(grad, ctx.last_only)
-        weights, sweeps = _parts(V, n), op.sweeps("gated", S[0])
+        G, g = op.output_gradients(grad, options.last_only)
+        weights, backend = _by_gate(V, n), op.backend("gated", S[0])
         gates, factors = len(weights), (p.item(), q.item())
-        steps = op.segment(T, gates, g)
+        steps = op.chunk_length(T, gates, g)
         D = op.empty((gates * steps, B, n), g)
-        dx = op.empty((T if wanted.x else 0, *x.shape[1:]), g)
+        dx = op.empty((T if needed.x else 0, *x.shape[1:]), g)
         dW, dV = g.new_zeros(gates, x.shape[2], n), torch.zeros_like(weights)
         sums = torch.zeros_like(p), torch.zeros_like(q), g.new_zeros(2, n)
         for lo in reversed(range(0, T, steps)):
             at = slice(lo, min(lo + steps, T))
             d = D[: gates * (at.stop - lo)].unflatten(0, (gates, at.stop - lo))
             S_at, Z_at, C_at = S[lo : at.stop + 1], Z[at], C[at]
-            parts = sweeps.backward(
-                G[at], weights, *factors, g, S_at, Z_at, C_at, d, activation=ctx.activation
+            parts = backend.backward(
+                BackwardArguments(
+                    G[at], weights, *factors, g, S_at, Z_at, C_at, d, options.activation
+                )
             )
             for total, part in zip(sums, parts, strict=True):
                 total += part
-            for k in range(gates if wanted.V else 0):
+            for k in range(gates if needed.V else 0):
                 dV[k].addmm_(d[k].view(-1, n).t(), S_at[:-1].view(-1, n))
             _input_gradients(d, x[at], W, dx[at], dW)
         dp, dq, dbias = sums
-        gradients = _Inputs(dx, dW.mT.flatten(0, 1), dbias.flatten(), dV.flatten(0, 1), dp, dq, g)
-        asked = (v if needed else None for v, needed in zip(gradients, wanted, strict=True))
-        return (None, None, *asked)
+        return Inputs(dx, dW.mT.flatten(0, 1), dbias.flatten(), dV.flatten(0, 1), dp, dq, g)
+
+
+GATED = GatedRecurrence()
+unsupported = GATED.unsupported
+
+
+def _forward(inputs: Inputs, h: Tensor, S: Tensor, Z: Tensor, C: Tensor, activation: str) -> None:
+    x, W, bias, V, p, q, _ = inputs
+    n, x = h.shape[1], x.contiguous()
+    op.backend("gated", h).forward(
+        ForwardArguments(
+            x if W is not None else _gate_first(x, n),
+            None if W is None else _by_gate(W, n),
+            h.new_zeros(2, n) if bias is None else bias.contiguous().view(2, n),
+            _by_gate(V.contiguous(), n),
+            p.item(),
+            q.item(),
+            h,
+            S,
+            Z,
+            C,
+            activation,
+        )
+    )
 
 
 def _input_gradients(d: Tensor, x: Tensor, W: Tensor | None, dx: Tensor, dW: Tensor) -> None:
@@ -242,41 +185,11 @@ def _input_gradients(d: Tensor, x: Tensor, W: Tensor | None, dx: Tensor, dW: Ten
             dx.view(x.shape).addmm_(part, weight)
 
 
-def _infer(inputs: _Inputs, activation: str, last_only: bool) -> Tensor:
-    """The states alone, or nothing but the last."""
-    h = op.copy(inputs.h0)
-    S, nothing = op.states(h, 0 if last_only else len(inputs.x)), h.new_empty(0, *h.shape)
-    _sweep(inputs, h, S, nothing, nothing, activation)
-    return h if last_only else S[1:]
-
-
-def _sweep(inputs: _Inputs, h: Tensor, S: Tensor, Z: Tensor, C: Tensor, activation: str) -> None:
-    """The forward sweep; see `_gated_torch.forward`."""
-    x, W, bias, V, p, q, _ = inputs
-    n, x = h.shape[1], x.contiguous()
-    X = x if W is not None else _apart(x, n)
-    shift = h.new_zeros(2, n) if bias is None else bias.contiguous().view(2, n)
-    W = None if W is None else _parts(W, n)
-    op.sweeps("gated", h).forward(
-        X,
-        W,
-        shift,
-        _parts(V.contiguous(), n),
-        p.item(),
-        q.item(),
-        h,
-        S,
-        Z,
-        C,
-        activation=activation,
-    )
-
-
-def _parts(weight: Tensor, n: int) -> Tensor:
+def _by_gate(weight: Tensor, n: int) -> Tensor:
     """(G n, m) as (G, n, m)."""
     return weight.unflatten(0, (-1, n))
 
 
-def _apart(u: Tensor, n: int) -> Tensor:
+def _gate_first(u: Tensor, n: int) -> Tensor:
     """(T, B, G n) as (G, T, B, n)."""
     return u.unflatten(2, (-1, n)).movedim(2, 0).contiguous()

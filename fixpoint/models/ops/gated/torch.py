@@ -1,7 +1,4 @@
-"""The two sweeps of the gated recurrence in plain torch, without allocation in the loop.
-
-One product V h (G = 1) serves the gate and the candidate, or each has its own (G = 2).
-"""
+"""The two passes of the gated recurrence in plain torch, without allocation in the loop."""
 
 from __future__ import annotations
 
@@ -9,33 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fixpoint.models.ops.leaky.torch import PULL, SIGMA
+from fixpoint.models.ops.common.activations import ACTIVATION_GRAD, ACTIVATIONS_IN_PLACE
+from fixpoint.models.ops.gated.arguments import BackwardArguments, ForwardArguments
 
 _aten = torch.ops.aten
 
 
-def forward(
-    X: Tensor,
-    W: Tensor | None,
-    bias: Tensor,
-    V: Tensor,
-    p: float,
-    q: float,
-    h: Tensor,
-    S: Tensor,
-    Z: Tensor,
-    C: Tensor,
-    *,
-    activation: str,
-) -> None:
-    """Advance h in place by T steps.
-
-    Args:
-        X: u (G, T, B, n) where W is None, else x (T, B, d) of u_g = x W_g^T; W: (G, n, d).
-        bias: (2, n), of the gate and of the candidate; V: (G, n, n); h: (B, n).
-        S: (T + 1, B, n), S[t + 1] receives h after time step t; (1, B, n) to keep nothing.
-        Z, C: (T, B, n) receive the gate and the candidate; (0, B, n) to keep nothing.
-    """
+def forward(arguments: ForwardArguments) -> None:
+    X, W, bias, V, p, q, h, S, Z, C, activation = arguments
     U = X if W is None else torch.stack([linear(X, w) for w in W])
     z, c, r, Vt = torch.empty_like(h), torch.empty_like(h), torch.empty_like(h), V.mT
     for t in range(U.shape[1]):
@@ -47,33 +25,15 @@ def forward(
         else:
             torch.addmm(U[0, t], h, Vt[0], out=z)
         z.add_(bias[0]).sigmoid_()
-        SIGMA[activation](c.add_(bias[1]))
+        ACTIVATIONS_IN_PLACE[activation](c.add_(bias[1]))
         torch.mul(z, -p, out=r).add_(p + q)
         h.mul_(z).addcmul_(r, c)
         if len(S) > 1:
             S[t + 1].copy_(h)
 
 
-def backward(
-    G: Tensor,
-    V: Tensor,
-    p: float,
-    q: float,
-    g: Tensor,
-    S: Tensor,
-    Z: Tensor,
-    C: Tensor,
-    D: Tensor,
-    *,
-    activation: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Carry g, the gradient of the last state, in place to the first; return dp, dq, dbias (2, n).
-
-    Args:
-        G: (T, B, n), gradients of the states after each time step, or (0, B, n) for none.
-        S, Z, C: of `forward`.
-        D: (G, T, B, n) receives the gradient with respect to each product V_g h.
-    """
+def backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor, Tensor]:
+    G, V, p, q, g, S, Z, C, D, activation = arguments
     sums, dbias = g.new_zeros(2, len(C)), g.new_zeros(2, V.shape[1])
     gate, rest, scratch = torch.empty_like(g), torch.empty_like(g), torch.empty_like(g)
     for t in reversed(range(len(C))):
@@ -88,7 +48,7 @@ def backward(
         sums[1, t] = scratch.sum()
         torch.sub(S[t], c, alpha=p, out=scratch).mul_(g)
         _aten.sigmoid_backward(scratch, z, grad_input=gate)
-        PULL[activation](rest.mul_(p).add_(q).mul_(g), c, candidate)
+        ACTIVATION_GRAD[activation](rest.mul_(p).add_(q).mul_(g), c, candidate)
         dbias[0] += gate.sum(0)
         dbias[1] += candidate.sum(0)
         g.mul_(z)

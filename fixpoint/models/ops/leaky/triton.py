@@ -1,4 +1,4 @@
-"""The two sweeps of the fused recurrence on a GPU, each one launch of one Triton kernel.
+"""The two passes of the leaky recurrence on a GPU, each one launch of one Triton kernel.
 
 A program carries a block of rows through the whole sequence, its state in float32 in registers.
 Where A is kept:
@@ -13,7 +13,7 @@ n is padded to a power of two: n = 80 costs the products of n = 128. Rows are re
 4 (bfloat16: 8) divides n; an odd n above 128 in bfloat16 spills some registers. Each n is compiled
 for itself, at its first use.
 
-Arguments: see `_fused_torch`; float32 or bfloat16, a and b also float32 beside bfloat16.
+Tensors are float32 or bfloat16; a and b may be float32 beside bfloat16.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
+from fixpoint.models.ops.leaky.arguments import BackwardArguments, ForwardArguments
+
 MAX_SIZE = 256  # units n; above, A fits on the chip in neither type
 
 
-class Plan(NamedTuple):
-    """How a kernel is cut: n padded, rows of a program, rows of A at a time, warps, stages."""
+class LaunchConfig(NamedTuple):
+    """How a kernel is launched: n padded, rows of a program, rows of A at a time, warps, stages."""
 
     size: int
     rows: int
@@ -40,12 +42,14 @@ class Plan(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """What the compiler is told; products and sums must fuse, whatever its default becomes."""
+        """Options of the compiler; products and sums must fuse, whatever its default becomes."""
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
 
-def plan(n: int, B: int, dtype: torch.dtype, *, processors: int, shared: int) -> Plan:
-    """The cut for a device with this many multiprocessors and bytes of shared memory for a block.
+def launch_config(
+    n: int, B: int, dtype: torch.dtype, *, processors: int, shared: int
+) -> LaunchConfig:
+    """For a device with so many multiprocessors and bytes of shared memory for a block.
 
     Rows: few, since the steps of a program wait for each other and programs do not: one where the
     batch does not fill the device twice. A tensor core takes 16 anyway. A tile of A from the cache
@@ -56,49 +60,26 @@ def plan(n: int, B: int, dtype: torch.dtype, *, processors: int, shared: int) ->
     size = max(16, triton.next_power_of_2(n))
     if dtype == torch.bfloat16:
         fits = size <= 128 or shared >= 160 * 1024
-        return Plan(size, 16, size if fits else 64, max(4, size // 16), 1 if fits else 2)
+        return LaunchConfig(size, 16, size if fits else 64, max(4, size // 16), 1 if fits else 2)
     if size > 128:
-        return Plan(size, 8, 16, 16, 3)
-    share = B // processors
-    rows = 4 if share >= 4 else max(1, min(share, 2))
-    return Plan(size, rows, size, size // 16, 1)
+        return LaunchConfig(size, 8, 16, 16, 3)
+    per_processor = B // processors
+    rows = 4 if per_processor >= 4 else max(1, min(per_processor, 2))
+    return LaunchConfig(size, rows, size, size // 16, 1)
 
 
-def forward(
-    X: Tensor,
-    W: Tensor | None,
-    bias: Tensor | None,
-    A: Tensor,
-    a: Tensor,
-    b: Tensor,
-    h: Tensor,
-    S: Tensor,
-    C: Tensor,
-    *,
-    activation: str,
-    every: int,
-) -> None:
+def forward(arguments: ForwardArguments) -> None:
+    X, W, bias, A, a, b, h, S, C, activation, every = arguments
     U = X if W is None else linear(X, W, bias)
     tensors = U, A.t().contiguous(), a, b, h, S, C
-    _launch(_forward, h, a, tensors, (every,), SIGMA=activation, KEEP=len(C) > 0)
+    _launch(_forward, h, a, tensors, (every,), ACTIVATION=activation, KEEP=len(C) > 0)
 
 
-def backward(
-    G: Tensor,
-    A: Tensor,
-    a: Tensor,
-    b: Tensor,
-    g: Tensor,
-    S: Tensor,
-    C: Tensor,
-    D: Tensor,
-    V: Tensor,
-    *,
-    activation: str,
-) -> tuple[Tensor, Tensor]:
+def backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor]:
+    G, A, a, b, g, S, C, D, V, activation = arguments
     sums = torch.zeros(2, a.numel(), len(g), dtype=torch.float32, device=g.device)
     tensors = G, A, a, b, g, S, C, D, V, sums
-    _launch(_backward, g, a, tensors, (), SIGMA=activation, HAS_G=len(G) > 0, HAS_V=len(V) > 0)
+    _launch(_backward, g, a, tensors, (), ACTIVATION=activation, HAS_G=len(G) > 0, HAS_V=len(V) > 0)
     da, db = sums.sum(-1).view(2, *a.shape)
     return da, db
 
@@ -122,12 +103,12 @@ def _launch(
         shared = getattr(
             properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
         )
-    cut = plan(n, B, h.dtype, processors=processors, shared=shared)
-    sizes = {"n": n, "SIZE": cut.size, "ROWS": cut.rows, "TILE": cut.tile}
+    config = launch_config(n, B, h.dtype, processors=processors, shared=shared)
+    sizes = {"n": n, "SIZE": config.size, "ROWS": config.rows, "TILE": config.tile}
     arguments = [x.detach() for x in tensors]
     with torch.cuda.device_of(h):
-        kernel[(triton.cdiv(B, cut.rows),)](
-            *arguments, B, *a.shape, *numbers, **options, **sizes, **cut.options
+        kernel[(triton.cdiv(B, config.rows),)](
+            *arguments, B, *a.shape, *numbers, **options, **sizes, **config.options
         )
 
 
@@ -145,7 +126,7 @@ def _forward(  # type: ignore[no-untyped-def]
     K,
     every,
     n: tl.constexpr,
-    SIGMA: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     KEEP: tl.constexpr,
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -164,7 +145,7 @@ def _forward(  # type: ignore[no-untyped-def]
         a_m, b_m = tl.load(a + m).to(tl.float32), tl.load(b + m).to(tl.float32)
         z = _add_product(u.to(tl.float32), y, weights, At, h, at, inside, row, B, n, TILE)
         # Zero in the padding: it would grow where |a| > 1, and infinity times 0 is NaN.
-        c = tl.where(inside, _sigma(z, SIGMA), 0.0)
+        c = tl.where(inside, _activation(z, ACTIVATION), 0.0)
         y = a_m * y + b_m * c
         if KEEP:
             tl.store(C + at, c.to(kind), mask=inside)
@@ -192,7 +173,7 @@ def _backward(  # type: ignore[no-untyped-def]
     T,
     K,
     n: tl.constexpr,
-    SIGMA: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     HAS_G: tl.constexpr,
     HAS_V: tl.constexpr,
     SIZE: tl.constexpr,
@@ -232,7 +213,7 @@ def _backward(  # type: ignore[no-untyped-def]
         place = sums + m.to(tl.int64) * B + row
         tl.store(place, sa, mask=row < B)
         tl.store(place + M.to(tl.int64) * B, sb, mask=row < B)
-        d = b_m * y * _slope(c, SIGMA)
+        d = b_m * y * _activation_slope(c, ACTIVATION)
         tl.store(D + at, d.to(kind), mask=inside)
         if HAS_V:
             v += d
@@ -294,9 +275,9 @@ def _add_both(x, y, x_other, y_other):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sigma(x, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
+def _activation(x, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
     if NAME == "relu":
-        x = tl.where(x <= 0, 0.0, x)  # NaN stays
+        x = tl.where(x <= 0, 0.0, x)  # NaN is kept
     elif NAME == "tanh":
         x = _tanh(x)
     elif NAME == "sigmoid":
@@ -305,7 +286,7 @@ def _sigma(x, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _slope(c, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
+def _activation_slope(c, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
     """sigma' from c = sigma(.)."""
     slope = tl.full(c.shape, 1.0, tl.float32)
     if NAME == "relu":
@@ -319,7 +300,7 @@ def _slope(c, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _tanh(x):  # type: ignore[no-untyped-def]
-    """A rational function within a few units in the last place; NaN stays.
+    """A rational function within a few units in the last place; NaN is kept.
 
     Source: Eigen, generic_fast_tanh_float.
     """

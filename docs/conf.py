@@ -1,0 +1,100 @@
+"""Configuration of the documentation site: python -m sphinx -W docs docs/_build/html"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator as HTMLTranslator
+from sphinx_gallery.scrapers import figure_rst
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import fixpoint  # noqa: E402
+
+project = "fixpoint"
+author = "The fixpoint developers"
+copyright = "2026, the fixpoint developers"
+release = version = fixpoint.__version__
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+    "matplotlib.sphinxext.plot_directive",
+]
+exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.zip", "sg_execution_times.rst"]
+html_theme = "furo"
+html_math_renderer = "mathml"
+html_title = "fixpoint"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+suppress_warnings = ["config.cache"]
+default_role = "code"
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_custom_sections = ["Inputs", "Outputs", ("Source", "notes_style")]
+napoleon_use_rtype = False
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+plot_html_show_source_link = False
+plot_html_show_formats = False
+plot_formats = [("png", 144)]
+plot_rcparams = {"savefig.bbox": "tight"}
+
+
+def saved_figures(block: tuple, variables: dict, gallery: dict, **options: object) -> str:
+    """Show the PNG files that an example has written into its folder."""
+    found = sorted(Path(variables["src_file"]).parent.glob("*.png"))
+    paths = []
+    for path in found:
+        paths.append(next(variables["image_path_iterator"]))
+        path.replace(paths[-1])
+    return figure_rst(paths, gallery["src_dir"])
+
+
+sphinx_gallery_conf = {
+    "examples_dirs": [str(ROOT / "examples")],
+    "gallery_dirs": ["gallery"],
+    "filename_pattern": r"/(?!10_)\d",  # 10 reads what a command has written
+    "image_scrapers": ("matplotlib", saved_figures),
+    "within_subsection_order": "FileNameSortKey",
+    "capture_repr": (),
+    "download_all_examples": False,
+    "show_memory": False,
+    "remove_config_comments": True,
+}
+
+
+def escape(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Escape the characters of formulas in docstrings, |g| and z*, which are markup in RST."""
+    for i, line in enumerate(lines):
+        if not re.match(r"\s*(>>>|\.\.\. )", line):
+            parts = re.split(r"(`[^`]*`)", line)
+            parts[::2] = [re.sub(r"([|*\\]|_(?=\W|$))", r"\\\1", part) for part in parts[::2]]
+            lines[i] = "".join(parts)
+
+
+def as_mathml(translator: HTMLTranslator, node: nodes.Element) -> None:
+    """Write a formula as MathML, which browsers show without a script from elsewhere."""
+    display = "block" if isinstance(node, nodes.math_block) else "inline"
+    translator.body.append(convert(node.astext(), display=display))
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", escape, priority=100)
+    app.add_html_math_renderer("mathml", (as_mathml, None), (as_mathml, None))

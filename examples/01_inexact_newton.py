@@ -1,0 +1,49 @@
+"""
+Inexact Newton with learned steps
+=================================
+
+Two learned steps towards the root of f(z) = phi(z) - z, as in ERNN.
+
+The steps are parameters: gradient descent finds the two that come nearest to the equilibrium, for
+a map whose plain iteration diverges.
+"""
+
+import torch
+
+from fixpoint import FixedPoint, InexactNewton, Picard, Unrolled, solve
+
+torch.manual_seed(0)
+W = torch.randn(8, 8)
+W = -2.0 * W @ W.T / torch.linalg.matrix_norm(W, 2) ** 2  # eigenvalues from -2 to 0
+
+
+def phi_of(x: torch.Tensor):  # type: ignore[no-untyped-def]
+    """The map z -> W z + x, whose plain iteration diverges."""
+    return lambda z: z @ W.T + x
+
+
+# %%
+# A fixed number of updates, differentiable in the steps eta.
+layer = FixedPoint(InexactNewton(max_iter=2), Unrolled())
+layer.solver.eta.data = torch.tensor([0.2, 0.6])  # equal steps would stay equal
+optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
+for _ in range(300):
+    x = torch.randn(64, 8)
+    z = layer(phi_of(x), torch.zeros_like(x)).z
+    loss = (phi_of(x)(z) - z).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print(f"learned eta: {layer.solver.eta.tolist()}")
+
+# %%
+# Beside plain and damped iteration with the same number of updates.
+x = torch.randn(1000, 8)
+equilibrium = torch.linalg.solve(torch.eye(8) - W, x.T).T
+for name, solver in (
+    ("plain", Picard(max_iter=2, rtol=0, atol=0)),
+    ("damped", Picard(max_iter=2, beta=0.5, rtol=0, atol=0)),
+    ("learned", layer.solver),
+):
+    error = (solve(phi_of(x), torch.zeros_like(x), solver).z - equilibrium).norm()
+    print(f"{name:8} error after two updates: {error / equilibrium.norm():.3f}")

@@ -1,0 +1,44 @@
+"""Signatures that show the options which a constructor passes on to another one."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+
+class _FullSignature:
+    def __get__(self, instance: object, owner: type) -> inspect.Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")  # that of a call of the instance is another
+        return full_signature(owner)
+
+
+class ShowsAllOptions:
+    """A class for which `help` and `inspect.signature` show every option by name.
+
+    `**options` of a constructor stands for the keyword arguments of the next constructor in the
+    method resolution order, and after the last one for those of its `cell_class`.
+    """
+
+    __signature__: Any = _FullSignature()
+
+
+def full_signature(cls: type) -> inspect.Signature:
+    """The parameters of a class with `**options` resolved."""
+    found: dict[str, inspect.Parameter] = {}
+    for owner in cls.__mro__:
+        if "__init__" not in vars(owner):
+            continue
+        own = list(inspect.signature(vars(owner)["__init__"]).parameters.values())[1:]
+        _add(found, own, first=not found)
+        if not any(p.kind is p.VAR_KEYWORD for p in own):
+            break
+    if cell := getattr(cls, "cell_class", None):
+        _add(found, full_signature(cell).parameters.values(), first=False)
+    return inspect.Signature(sorted(found.values(), key=lambda p: p.kind))
+
+
+def _add(found: dict[str, inspect.Parameter], parameters: Any, *, first: bool) -> None:
+    for p in parameters:
+        if p.kind is p.KEYWORD_ONLY or (first and p.kind is p.POSITIONAL_OR_KEYWORD):
+            found.setdefault(p.name, p)

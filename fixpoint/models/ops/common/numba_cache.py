@@ -1,0 +1,55 @@
+"""Compilation by numba with a cache on disk that sees every edit of this package.
+
+numba looks for changes only in the file of a function, not in the functions it calls: the folder
+of the cache is therefore named by a hash of all sources that a kernel may be made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from numba import config as _config
+from numba import njit
+
+config: Any = _config
+
+SOURCES = Path(__file__).parents[1]
+# Loops vectorise where sums may be reordered and division does not raise; NaN and infinity keep
+# their meaning.
+FAST: Any = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+
+
+def cached_njit(sources: Path = SOURCES, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`numba.njit` with the options `FAST`, cached until a file below `sources` changes."""
+
+    def compile_at_first_call(function: Callable[..., Any]) -> Any:
+        with _cache_folder(sources):
+            return njit(cache=True, **FAST, **options)(function)
+
+    return compile_at_first_call
+
+
+@functools.cache
+def source_hash(sources: Path) -> str:
+    """Of the contents of all Python files below a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(sources.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _cache_folder(sources: Path) -> Iterator[None]:
+    """Set numba's cache folder, below the user's own where one is set."""
+    given = config.CACHE_DIR
+    base = Path(given) if given else sources / "__pycache__"
+    config.CACHE_DIR = str(base / f"numba-{source_hash(sources)}")
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = given

@@ -1,0 +1,36 @@
+"""The interface of a kernel module: numba, plain torch and Triton implement the same two passes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+Forward = TypeVar("Forward", contravariant=True)
+Backward = TypeVar("Backward", contravariant=True)
+Sums = TypeVar("Sums", covariant=True)
+
+
+class Backend(Protocol[Forward, Backward, Sums]):
+    """A module with the forward and the backward pass of one recurrence.
+
+    Each takes one NamedTuple and writes into its output tensors; see `ops/*/arguments.py`.
+    """
+
+    def forward(self, arguments: Forward, /) -> None:
+        """Advance the state through all time steps."""
+
+    def backward(self, arguments: Backward, /) -> Sums:
+        """Carry the gradient of the last state to the first; return the sums over all rows."""
+
+
+class Inputs(Protocol):
+    """The tensors of a recurrence: a NamedTuple with the input x and the first state h0."""
+
+    @property
+    def x(self) -> Tensor: ...
+
+    @property
+    def h0(self) -> Tensor: ...
+
+    def _asdict(self) -> dict[str, Any]: ...

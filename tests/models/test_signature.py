@@ -1,0 +1,65 @@
+"""What `help` and editors show of classes that pass options on."""
+
+import inspect
+import pydoc
+
+import pytest
+import torch
+
+from fixpoint.models import (
+    ERNN,
+    EURNN,
+    UGRNN,
+    FastGRNN,
+    FastRNN,
+    FastRNNCell,
+    JordanMap,
+    LinearMap,
+    SpectralRNN,
+)
+
+LAYER = ["input_size", "hidden_size", "num_layers", "nonlinearity", "bias", "batch_first"]
+LAYER += ["dropout", "bidirectional"]
+LEAKY = {"implementation", "recompute"}
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (ERNN, LEAKY | {"cell", "max_iter", "timesteps", "rank", "solver", "backward"}),
+        (FastRNN, LEAKY | {"rank"}),
+        (SpectralRNN, LEAKY | {"reflections", "radius"}),
+        (FastGRNN, {"rank", "implementation"}),
+        (UGRNN, {"implementation"}),
+        (EURNN, {"style", "capacity"}),
+    ],
+)
+def test_a_layer_shows_the_options_of_its_cell(cls, options):
+    parameters = inspect.signature(cls).parameters
+    assert list(parameters)[: len(LAYER)] == LAYER
+    assert set(parameters) - set(LAYER) == options
+    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in options)
+    shown = pydoc.render_doc(cls, renderer=pydoc.plaintext).splitlines()
+    assert all(name in " ".join(shown[:20]) for name in options)
+
+
+def test_defaults_are_those_of_the_constructor_that_takes_them():
+    parameters = inspect.signature(FastRNNCell).parameters
+    assert parameters["nonlinearity"].default == "tanh"
+    assert parameters["recompute"].default is False
+    assert set(inspect.signature(LinearMap).parameters) == {
+        *("input_size", "hidden_size", "inverse", "bound", "nonlinearity", "bias")
+    }
+    assert "options" not in inspect.signature(JordanMap).parameters
+
+
+def test_an_instance_has_the_signature_of_its_call():
+    signature = inspect.signature(FastRNNCell(2, 3))
+    assert "input_size" not in signature.parameters
+    assert FastRNNCell(2, 3)(torch.zeros(1, 2)).shape == (1, 3)
+
+
+@pytest.mark.parametrize("cls", [ERNN, FastRNN, UGRNN, JordanMap])
+def test_an_unknown_option_is_refused(cls):
+    with pytest.raises(TypeError, match="recompile"):
+        cls(2, 3, recompile=True)
