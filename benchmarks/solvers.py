@@ -188,7 +188,7 @@ def broyden_memory(problem: Problem) -> None:
     rank = 20
     solver = Broyden(memory=rank, rtol=0.0, atol=0.0, max_iter=rank + 1)
     with torch.no_grad():
-        state = solver.run(problem.phi, torch.zeros_like(problem.x)).state
+        _, state = solver.run_with_state(problem.phi, torch.zeros_like(problem.x))
     numbers = sum(part.numel() for pair in state.factors for part in pair)
     numbers += sum(part.numel() for part in state.trial)
     share = numbers / (rank * problem.x.numel())

@@ -4,7 +4,15 @@ from fixpoint.backward import Implicit, Phantom, Unrolled
 from fixpoint.failure import ConvergenceWarning
 from fixpoint.fixed_point import FixedPoint, solve
 from fixpoint.regularization import jac_reg
-from fixpoint.solution import RESULT_TEXT, ConvergenceError, Result, Solution, Trace
+from fixpoint.solution import (
+    RESULT_TEXT,
+    STALL_TEXT,
+    ConvergenceError,
+    Result,
+    Solution,
+    Stall,
+    Trace,
+)
 from fixpoint.solvers import (
     SOLVERS,
     Anderson,
@@ -15,6 +23,7 @@ from fixpoint.solvers import (
     Newton,
     Picard,
     SciPySolver,
+    Solver,
     TorchDEQSolver,
     make_solver,
     register_torchdeq,
@@ -25,6 +34,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "RESULT_TEXT",
     "SOLVERS",
+    "STALL_TEXT",
     "Anderson",
     "BarzilaiBorwein",
     "Broyden",
@@ -40,6 +50,8 @@ __all__ = [
     "Result",
     "SciPySolver",
     "Solution",
+    "Solver",
+    "Stall",
     "TorchDEQSolver",
     "Trace",
     "Unrolled",

@@ -42,8 +42,9 @@ class NonConvergenceHandler:
             solution.check()
         elif bool((solution.result > Result.FIXED_STEPS).any()):
             self.silent = True
+            failures = describe_failures(solution.result, solution.stall)
             warnings.warn(
-                f"{self.what}: {describe_failures(solution.result)}. Said once for this layer.",
+                f"{self.what}: {failures}. Shown once per layer.",
                 ConvergenceWarning,
                 stacklevel=2,
             )

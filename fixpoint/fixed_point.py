@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -9,13 +11,13 @@ from fixpoint._tree import Map, Packing, Tree
 from fixpoint.backward import Backward, Implicit
 from fixpoint.failure import NonConvergenceHandler, OnFailure
 from fixpoint.solution import Solution
-from fixpoint.solvers import Anderson, IterativeSolver, make_solver
+from fixpoint.solvers import Anderson, Solver, make_solver
 
 
 def solve(
     phi: Map,
     z0: Tree,
-    solver: str | IterativeSolver = "anderson",
+    solver: str | Solver = "anderson",
     *,
     t: int | None = None,
     batched: bool = True,
@@ -45,7 +47,7 @@ def solve(
     packing = Packing(z0, batched=batched)
     with torch.no_grad():
         solution = make_solver(solver).run(packing.wrap(phi), packing.pack(z0), t)
-    return solution._replace(z=packing.unpack(solution.z), state=None)
+    return replace(solution, z=packing.unpack(solution.z))
 
 
 class FixedPoint(nn.Module):
@@ -76,7 +78,7 @@ class FixedPoint(nn.Module):
 
     def __init__(
         self,
-        solver: str | IterativeSolver | None = None,
+        solver: str | Solver | None = None,
         backward: Backward | None = None,
         *,
         on_failure: OnFailure = "ignore",
@@ -85,7 +87,7 @@ class FixedPoint(nn.Module):
         self.solver = Anderson() if solver is None else make_solver(solver)
         self.backward = Implicit() if backward is None else backward
         self.backward.check(self.solver)
-        self.alarm = NonConvergenceHandler("the solve", on_failure)
+        self.non_convergence = NonConvergenceHandler("the solve", on_failure)
 
     def forward(
         self, phi: Map, z0: Tree, *, t: int | None = None, batched: bool = True
@@ -93,5 +95,5 @@ class FixedPoint(nn.Module):
         """The differentiable solution; arguments and errors as for `solve`."""
         packing = Packing(z0, batched=batched)
         solution = self.backward.solve(self.solver, packing.wrap(phi), packing.pack(z0), t)
-        self.alarm.check(solution)
-        return solution._replace(z=packing.unpack(solution.z), state=None)
+        self.non_convergence.check(solution)
+        return replace(solution, z=packing.unpack(solution.z))

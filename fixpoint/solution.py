@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,15 @@ class Result(IntEnum):
     MAX_ITER = 2
     STALLED = 3
     NONFINITE = 4
+
+
+class Stall(IntEnum):
+    """Why a sample is STALLED; `STALL_TEXT` says what it means and what to do."""
+
+    NONE = 0
+    NO_PROGRESS = 1
+    STEP_REFUSED = 2
+    GAVE_UP = 3
 
 
 RESULT_TEXT: dict[Result, str] = {
@@ -42,6 +52,19 @@ RESULT_TEXT: dict[Result, str] = {
     ),
 }
 
+STALL_TEXT: dict[Stall, str] = {
+    Stall.NONE: "the sample did not stall",
+    Stall.NO_PROGRESS: RESULT_TEXT[Result.STALLED],
+    Stall.STEP_REFUSED: (
+        "no step along the last direction lowers the residual: a local minimum of |phi(z) - z| "
+        "that is no solution, or a singular I - J; start elsewhere, or try another solver"
+    ),
+    Stall.GAVE_UP: (
+        "the external solver ended before max_iter without meeting the tolerance: start "
+        "elsewhere, or try another solver"
+    ),
+}
+
 
 class ConvergenceError(RuntimeError):
     """Raised by `Solution.check` when a sample has not reached its tolerance."""
@@ -58,20 +81,22 @@ class Trace(NamedTuple):
     iterates: Tensor | None = None
 
 
-class Solution(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Solution:
     """The end of a solve; `(z, residual)` belong together.
 
-    z: state with the structure and shapes of z0.
-    residual: rms(phi(z) - z) / (atol + rtol * rms(phi(z))) of this z, (B,): converged where
-        <= 1. With rtol = atol = 0 and `record` set, rms(phi(z) - z) / rms(phi(z)). None where
-        nothing was measured.
-    iterations: updates applied to each sample, (B,) int64.
-    evaluations: calls of phi made for the whole batch.
-    products: Jacobian-vector products made for the whole batch, beside the evaluations; a
-        Jacobian is D.
-    state: the solver's last state, kept inside the package only; None for users.
-    result: a `Result` a sample, (B,) int8.
-    trace: `Trace` if recorded.
+    Attributes:
+        z: state with the structure and shapes of z0.
+        residual: rms(phi(z) - z) / (atol + rtol * rms(phi(z))) of this z, (B,): converged where
+            <= 1. With rtol = atol = 0 and `record` set, rms(phi(z) - z) / rms(phi(z)). None where
+            nothing was measured.
+        iterations: updates applied to each sample, (B,) int64.
+        evaluations: calls of phi made for the whole batch.
+        result: a `Result` a sample, (B,) int8.
+        trace: `Trace` if recorded.
+        products: Jacobian-vector products made for the whole batch, beside the evaluations; a
+            Jacobian is D.
+        stall: a `Stall` a sample, (B,) int8: why it is STALLED. None in a solve of fixed steps.
     """
 
     z: Tree
@@ -81,12 +106,12 @@ class Solution(NamedTuple):
     result: Tensor
     trace: Trace | None = None
     products: int = 0
-    state: Any = None
+    stall: Tensor | None = None
 
     @property
     def converged(self) -> Tensor:
         """Whether each sample met its tolerance, (B,) bool."""
-        return self.result == Result.CONVERGED
+        return self.result == Result.CONVERGED.value
 
     def check(self) -> Solution:
         """Return self, or say which samples failed and what to do.
@@ -96,19 +121,27 @@ class Solution(NamedTuple):
         Raises:
             ConvergenceError: a sample is MAX_ITER, STALLED or NONFINITE.
         """
-        if bool((self.result > Result.FIXED_STEPS).any()):
-            raise ConvergenceError(describe_failures(self.result))
+        if bool((self.result > Result.FIXED_STEPS.value).any()):
+            raise ConvergenceError(describe_failures(self.result, self.stall))
         return self
 
 
-def describe_failures(result: Tensor) -> str:
+def describe_failures(result: Tensor, stall: Tensor | None = None) -> str:
     """Counts and remedies of the samples that did not converge, in one sentence a kind."""
-    counts = torch.bincount(result.long().flatten(), minlength=len(Result)).tolist()
-    parts = [
-        f"{counts[code]} {code.name} ({RESULT_TEXT[code]})"
-        for code in Result
-        if code > Result.FIXED_STEPS and counts[code]
-    ]
-    return f"{sum(counts[Result.MAX_ITER :])} of {result.numel()} samples did not converge: " + (
-        "; ".join(parts)
-    )
+    parts = []
+    for code in (Result.MAX_ITER, Result.STALLED, Result.NONFINITE):
+        if stall is not None and code == Result.STALLED:
+            causes = _counts(stall, len(Stall))
+            parts += [
+                f"{causes[cause]} STALLED ({STALL_TEXT[cause]})"
+                for cause in Stall
+                if cause > 0 and causes[cause]
+            ]
+        elif count := _counts(result, len(Result))[code]:
+            parts.append(f"{count} {code.name} ({RESULT_TEXT[code]})")
+    failed = int((result > Result.FIXED_STEPS.value).sum())
+    return f"{failed} of {result.numel()} samples did not converge: " + "; ".join(parts)
+
+
+def _counts(codes: Tensor, kinds: int) -> list[int]:
+    return torch.bincount(codes.long().flatten(), minlength=kinds).tolist()

@@ -10,7 +10,7 @@ from torch import Tensor
 from fixpoint._validation import at_least
 from fixpoint.derivatives import MatrixMap
 from fixpoint.fixed_point import solve
-from fixpoint.solvers import IterativeSolver
+from fixpoint.solvers import Solver
 
 
 class Basins(NamedTuple):
@@ -31,7 +31,7 @@ class Basins(NamedTuple):
 
 def basins(
     phi: MatrixMap,
-    solver: IterativeSolver | str,
+    solver: Solver | str,
     *,
     lower: tuple[float, float] = (-2.0, -2.0),
     upper: tuple[float, float] = (2.0, 2.0),
@@ -87,9 +87,7 @@ def _clusters(z: Tensor, known: list[Tensor], same: float) -> list[Tensor]:
     return [root for _, root in sorted(groups, key=lambda group: -group[0])]
 
 
-def trajectories(
-    phi: MatrixMap, z0: Tensor, solver: IterativeSolver, *, max_iter: int = 50
-) -> Tensor:
+def trajectories(phi: MatrixMap, z0: Tensor, solver: Solver, *, max_iter: int = 50) -> Tensor:
     """The iterates of a solver from each start, (n + 1, B, D), n at most `max_iter`.
 
     Example:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fixpoint.backward import Implicit, Unrolled
 from fixpoint.derivatives import MatrixMap
 from fixpoint.fixed_point import FixedPoint, solve
-from fixpoint.solvers import IterativeSolver, Newton, Picard
+from fixpoint.solvers import Newton, Picard, Solver
 
 
 class ResidualCurve(NamedTuple):
@@ -30,7 +30,7 @@ class ResidualCurve(NamedTuple):
 def residual_curves(
     phi: MatrixMap,
     z0: Tensor,
-    solvers: Mapping[str, IterativeSolver],
+    solvers: Mapping[str, Solver],
     *,
     max_iter: int = 50,
     floor: float | None = None,
@@ -94,7 +94,7 @@ class WorkPoint(NamedTuple):
 def work_precision(
     phi: MatrixMap,
     z0: Tensor,
-    solvers: Mapping[str, IterativeSolver],
+    solvers: Mapping[str, Solver],
     *,
     root: Tensor | None = None,
     rtols: Sequence[float] = (1e-2, 1e-4, 1e-6, 1e-8, 1e-10),
@@ -133,7 +133,7 @@ def work_precision(
 def _point(
     phi: MatrixMap,
     z0: Tensor,
-    solver: IterativeSolver,
+    solver: Solver,
     root: Tensor | None,
     rtol: float,
     max_iter: int,

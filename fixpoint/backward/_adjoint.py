@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from fixpoint.captured import captured_tensors, stop_gradient_at
-from fixpoint.derivatives import Derivatives, batch_vjp_of_units
+from fixpoint.derivatives import Derivatives, MatrixMap, batch_vjp_of_units
 from fixpoint.solution import Solution
-from fixpoint.solvers import IterativeSolver
-from fixpoint.solvers.base import MatrixMap
+from fixpoint.solvers import Solver
 
 
 class AdjointProblem(NamedTuple):
@@ -26,7 +25,7 @@ class AdjointProblem(NamedTuple):
     fz: Tensor
     z: Tensor
     lost: Tensor
-    solver: IterativeSolver
+    solver: Solver
     start: Callable[[Tensor], Tensor] | None
     finish: Callable[[Solution], None]
 

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
+from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Result, Solution
-from fixpoint.solvers import InexactNewton, IterativeSolver
-from fixpoint.solvers.base import MatrixMap
+from fixpoint.solvers import Solver
 
 
 class Backward(nn.Module):
     """A way to differentiate a solve; works on (B, D) matrices."""
 
-    def check(self, solver: IterativeSolver) -> None:
+    def check(self, solver: Solver) -> None:
         """Refuse, with the remedy, a solver that this backward cannot serve."""
 
-    def solve(self, solver: IterativeSolver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
+    def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         """The solution with a differentiable z."""
         raise NotImplementedError
 
 
-def refuse_learned_eta(solver: IterativeSolver, backward: str) -> None:
-    if isinstance(solver, InexactNewton) and solver.learn:
+def refuse_learned_eta(solver: Solver, backward: str) -> None:
+    if solver.learns_steps:
         raise ValueError(
             f"eta receives no gradient under {backward}: use Unrolled(), or "
             "InexactNewton(..., learn=False)"
         )
 
 
-def tracked_updates(
-    solution: Solution, solver: IterativeSolver, phi: MatrixMap, t: int | None
-) -> Solution:
+def tracked_updates(solution: Solution, solver: Solver, phi: MatrixMap, t: int | None) -> Solution:
     """The solution with the gradient of `solver`'s updates made from it; its value stays."""
     moved = solver.run(phi, solution.z, t).z
     lost = (solution.result == Result.NONFINITE)[:, None]
     z = torch.where(lost, solution.z, solution.z + (moved - moved.detach()))
-    return solution._replace(z=z, evaluations=solution.evaluations + solver.max_iter)
+    return replace(solution, z=z, evaluations=solution.evaluations + solver.max_iter)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,10 +11,10 @@ from fixpoint._torch import inside_transform
 from fixpoint.backward._adjoint import AdjointProblem, Equilibrium
 from fixpoint.backward.base import Backward, refuse_learned_eta
 from fixpoint.captured import captured_tensors
+from fixpoint.derivatives import MatrixMap
 from fixpoint.failure import NonConvergenceHandler, OnFailure
 from fixpoint.solution import Result, Solution
-from fixpoint.solvers import Anderson, Broyden, IterativeSolver, make_solver
-from fixpoint.solvers.base import MatrixMap
+from fixpoint.solvers import Anderson, Broyden, Solver, make_solver
 
 
 class Implicit(Backward):
@@ -55,7 +57,7 @@ class Implicit(Backward):
 
     def __init__(
         self,
-        solver: IterativeSolver | str | None = None,
+        solver: Solver | str | None = None,
         *,
         reuse_factors: bool = False,
         on_failure: OnFailure = "warn",
@@ -71,7 +73,7 @@ class Implicit(Backward):
                 f"{type(self.solver).__name__} has rtol = atol = 0: set rtol"
             )
 
-    def check(self, solver: IterativeSolver) -> None:
+    def check(self, solver: Solver) -> None:
         refuse_learned_eta(solver, "Implicit")
         if self.reuse_factors and not isinstance(solver, Broyden):
             raise ValueError(
@@ -79,24 +81,26 @@ class Implicit(Backward):
                 "it out"
             )
 
-    def solve(self, solver: IterativeSolver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
+    def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         if inside_transform():
             raise RuntimeError(
                 "torch.func transforms cannot pass through Implicit: use torch.autograd.grad or "
                 "torch.autograd.functional.jacobian outside of them, or Unrolled() with a fixed "
                 "number of steps (rtol = atol = 0), which jvp, vmap and jacrev do pass"
             )
+        start = None
         with torch.no_grad():
-            solution = solver.run(phi, z0, t)
+            if self.reuse_factors and isinstance(solver, Broyden):
+                solution, state = solver.run_with_state(phi, z0, t)
+                start = None if state is None else state.transpose_solve
+            else:
+                solution = solver.run(phi, z0, t)
         if not torch.is_grad_enabled():
             return solution
         z = solution.z.detach().requires_grad_()
         fz, outer = captured_tensors(phi, z)
         if not outer:
             return solution
-        start = None
-        if self.reuse_factors and solution.state is not None:
-            start = solution.state.transpose_solve
         problem = AdjointProblem(
             phi,
             fz,
@@ -106,17 +110,18 @@ class Implicit(Backward):
             start,
             self._finish,
         )
-        return solution._replace(z=Equilibrium.apply(problem, fz, *outer))
+        return replace(solution, z=Equilibrium.apply(problem, fz, *outer))
 
     def _finish(self, adjoint: Solution) -> None:
-        self.adjoint = adjoint._replace(z=adjoint.z.detach(), state=None)
+        self.adjoint = replace(adjoint, z=adjoint.z.detach())
         self.alarm.check(adjoint)
 
     def extra_repr(self) -> str:
         return "reuse_factors=True" if self.reuse_factors else ""
 
 
-def _default_adjoint(solver: IterativeSolver, dtype: torch.dtype) -> IterativeSolver:
+def _default_adjoint(solver: Solver, dtype: torch.dtype) -> Solver:
     if solver.has_tolerance:
-        return solver.with_options(atol=0.0, rtol=solver.rtol or solver.atol, record=None)
+        quiet = {"record": None} if hasattr(solver, "record") else {}
+        return solver.with_options(atol=0.0, rtol=solver.rtol or solver.atol, **quiet)
     return Anderson(max_iter=100, rtol=100 * torch.finfo(dtype).eps, atol=0.0)

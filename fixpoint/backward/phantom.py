@@ -7,9 +7,9 @@ from torch import Tensor
 
 from fixpoint._validation import at_least
 from fixpoint.backward.base import Backward, refuse_learned_eta, tracked_updates
+from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Solution
-from fixpoint.solvers import IterativeSolver, Picard
-from fixpoint.solvers.base import MatrixMap
+from fixpoint.solvers import Picard, Solver
 
 
 class Phantom(Backward):
@@ -40,10 +40,10 @@ class Phantom(Backward):
         super().__init__()
         self.updates = Picard(max_iter=at_least(1, steps=steps), beta=beta, rtol=0.0, atol=0.0)
 
-    def check(self, solver: IterativeSolver) -> None:
+    def check(self, solver: Solver) -> None:
         refuse_learned_eta(solver, "Phantom")
 
-    def solve(self, solver: IterativeSolver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
+    def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         with torch.no_grad():
             solution = solver.run(phi, z0, t)
         if not torch.is_grad_enabled():

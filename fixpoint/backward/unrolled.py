@@ -7,9 +7,9 @@ from torch import Tensor
 
 from fixpoint._validation import at_least
 from fixpoint.backward.base import Backward, tracked_updates
+from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Solution
-from fixpoint.solvers import IterativeSolver
-from fixpoint.solvers.base import MatrixMap
+from fixpoint.solvers import Solver
 
 
 class Unrolled(Backward):
@@ -36,7 +36,7 @@ class Unrolled(Backward):
         super().__init__()
         self.last = last if last is None else at_least(1, last=last)
 
-    def solve(self, solver: IterativeSolver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
+    def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         if self.last is None:
             return solver.run(phi, z0, t)
         if not solver.has_tolerance:
@@ -48,7 +48,7 @@ class Unrolled(Backward):
         updates = solver.with_options(max_iter=self.last, rtol=0.0, atol=0.0, record=None)
         return tracked_updates(solution, updates, phi, t)
 
-    def check(self, solver: IterativeSolver) -> None:
+    def check(self, solver: Solver) -> None:
         if not solver.unrollable:
             raise ValueError(
                 f"backpropagation through the updates of {solver} is not possible: use Implicit()"

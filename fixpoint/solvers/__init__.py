@@ -11,7 +11,7 @@ from fixpoint.solvers.adapters.scipy_adapter import SciPySolver
 from fixpoint.solvers.adapters.torchdeq_adapter import TorchDEQSolver, register_torchdeq
 from fixpoint.solvers.anderson import Anderson
 from fixpoint.solvers.barzilai_borwein import BarzilaiBorwein
-from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers.base import IterativeSolver, Solver
 from fixpoint.solvers.broyden import Broyden
 from fixpoint.solvers.inexact_newton import InexactNewton
 from fixpoint.solvers.newton import Newton
@@ -29,14 +29,14 @@ SOLVERS: dict[str, Callable[..., IterativeSolver]] = {
 """Every solver by the name that the command line and `solve` take."""
 
 
-def make_solver(solver: str | IterativeSolver, **options: Any) -> IterativeSolver:
+def make_solver(solver: str | Solver, **options: Any) -> Solver:
     """The solver of that name with these options; a solver is returned as it is.
 
     Raises:
         ValueError: no solver has that name.
         TypeError: an option is unknown, or options come with a ready solver.
     """
-    if isinstance(solver, IterativeSolver):
+    if isinstance(solver, Solver):
         if options:
             raise TypeError(
                 f"options {sorted(options)} were given with a ready solver; pass them to its class"
@@ -57,6 +57,7 @@ __all__ = [
     "Newton",
     "Picard",
     "SciPySolver",
+    "Solver",
     "TorchDEQSolver",
     "make_solver",
     "register_torchdeq",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from fixpoint._validation import at_least, non_negative, positive
 from fixpoint.solvers import _weights
 from fixpoint.solvers._weights import History, subtract_weighted
-from fixpoint.solvers.base import IterativeSolver, at_least_float32
+from fixpoint.solvers.base import IterativeOptions, IterativeSolver, at_least_float32
 
 GROWTH = 1.5
 """A step that multiplies |g| by more than this is not accepted."""
@@ -70,7 +71,12 @@ class Anderson(IterativeSolver):
     """
 
     def __init__(
-        self, *, memory: int = 5, beta: float = 1.0, ridge: float = 0.0, **options: Any
+        self,
+        *,
+        memory: int = 5,
+        beta: float = 1.0,
+        ridge: float = 0.0,
+        **options: Unpack[IterativeOptions],
     ) -> None:
         super().__init__(**options)
         self.memory = at_least(1, memory=memory)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from fixpoint._validation import positive
-from fixpoint.solvers.base import IterativeSolver, at_least_float32, dot
+from fixpoint.solvers._rowwise import at_least_float32, dot
+from fixpoint.solvers.base import IterativeOptions, IterativeSolver
 
 
 class BarzilaiBorweinState(NamedTuple):
@@ -51,7 +53,7 @@ class BarzilaiBorwein(IterativeSolver):
         *,
         step: Literal["long", "short", "alternate"] = "alternate",
         bound: float = 1e3,
-        **options: Any,
+        **options: Unpack[IterativeOptions],
     ) -> None:
         super().__init__(**options)
         if step not in ("long", "short", "alternate"):

@@ -1,47 +1,75 @@
-"""The iterative solver and the loop: the only place that evaluates, updates and stops."""
+"""What a solver is: `Solver` with its tolerances, and `IterativeSolver`, which the loop runs."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, TypeVar
 
-import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from fixpoint._messages import unknown_name
 from fixpoint._validation import at_least, non_negative
-from fixpoint.derivatives import Derivatives
-from fixpoint.solution import Result, Solution
-from fixpoint.solvers.monitor import ConvergenceMonitor
+from fixpoint.derivatives import Derivatives, MatrixMap
+from fixpoint.solution import Solution
+from fixpoint.solvers._options import whole_signature
+from fixpoint.solvers._rowwise import at_least_float32, dot
+from fixpoint.solvers.loop import Problem, iterate
+from fixpoint.solvers.residual import Norm
 
-MatrixMap = Callable[[Tensor], Tensor]
-"""phi as a map of (B, D) matrices."""
-Norm = Callable[[Tensor], Tensor]
-"""Size of each sample: (B, D) -> (B,)."""
+__all__ = [
+    "IterativeOptions",
+    "IterativeSolver",
+    "LoopOptions",
+    "MatrixMap",
+    "Norm",
+    "Record",
+    "Solver",
+    "SolverOptions",
+    "at_least_float32",
+    "dot",
+    "option_names",
+]
+
+Record = Literal["residual", "iterates"]
+S = TypeVar("S", bound="Solver")
 
 
-class IterativeSolver(nn.Module):
-    """A solver of z = phi(z) given by `init` and a pure `update`; `iterate` runs it.
+class SolverOptions(TypedDict, total=False):
+    """Options of every `Solver`."""
+
+    max_iter: int
+    rtol: float
+    atol: float
+    norm: Norm | None
+
+
+class LoopOptions(TypedDict, total=False):
+    """Options of the loop."""
+
+    keep_best: bool
+    record: Record | None
+    check_every: int
+
+
+class IterativeOptions(SolverOptions, LoopOptions, total=False):
+    """Options of every `IterativeSolver`."""
+
+
+class Solver(nn.Module):
+    """A solver of z = phi(z): what all have, whoever runs the loop.
 
     A sample has converged when rms(phi(z) - z) <= atol + rtol * rms(phi(z)), the root mean
-    square over its D numbers. With rtol = atol = 0 exactly `max_iter` updates are made and
-    nothing is measured: no norm, no device synchronisation, no data-dependent branch.
+    square over its D numbers.
 
     Args:
         max_iter: most updates of a sample.
         rtol, atol: relative tolerance, and absolute tolerance in units of z.
-        keep_best: return a sample that failed at its smallest residual, not at its last one.
-            Solvers that take steps back do so always.
-        record: "residual" keeps each sample's residual after each update, "iterates" the states
-            too; see `Trace`.
-        check_every: look whether all samples are done (one device synchronisation, more where the
-            solver takes steps back or updates are differentiated) only at each n-th update.
         norm: size of each sample, (B, D) -> (B,), in place of the RMS.
 
     Raises:
-        ValueError: a value is out of range, or `record` is unknown.
+        ValueError: a value is out of range.
         TypeError: an option is unknown.
     """
 
@@ -51,41 +79,146 @@ class IterativeSolver(nn.Module):
         max_iter: int = 50,
         rtol: float = 1e-5,
         atol: float = 1e-6,
-        keep_best: bool = True,
-        record: Literal["residual", "iterates"] | None = None,
-        check_every: int = 1,
         norm: Norm | None = None,
         **unknown: Any,
     ) -> None:
         super().__init__()
-        for name in unknown:
-            raise TypeError(
-                unknown_name(f"{type(self).__name__} option", name, option_names(type(self)))
-            )
+        _refuse_unknown(type(self), unknown)
         self.max_iter = at_least(0, max_iter=max_iter)
         self.rtol = non_negative(rtol=rtol)
         self.atol = non_negative(atol=atol)
-        self.keep_best = keep_best
-        if record not in (None, "residual", "iterates"):
-            raise ValueError(f'record must be None, "residual" or "iterates"; got {record!r}')
-        self.record = record
-        self.check_every = at_least(1, check_every=check_every)
         self.norm = norm
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Show the options that a constructor hands on in help() and in editors."""
+        super().__init_subclass__(**arguments)
+        cls.__signature__ = whole_signature(cls)  # type: ignore[attr-defined]
 
     needs_derivatives = False
     """Whether `update` takes `derivatives=`, a `Derivatives` of phi."""
-    backtracks = False
-    """Whether `update` takes back a step to where phi is not finite."""
-
-    state_has_rows = True
-    """Whether each tensor of the state has a row for each sample, (B, ...)."""
+    shared_options: tuple[str, ...] = ()
+    """Options that parameters were made from, which a copy shares."""
     unrollable = True
     """Whether backpropagation through its updates is possible."""
+
+    @property
+    def learns_steps(self) -> bool:
+        """Whether its steps are parameters, which only `Unrolled` trains."""
+        return False
 
     @property
     def has_tolerance(self) -> bool:
         """Whether the solver stops at a tolerance; else it makes exactly `max_iter` updates."""
         return self.rtol > 0 or self.atol > 0
+
+    def run(
+        self,
+        phi: MatrixMap,
+        z: Tensor,
+        t: int | None = None,
+        *,
+        track_from: int = 0,
+        derivatives: Derivatives | None = None,
+    ) -> Solution:
+        """Solve from z, (B, D).
+
+        Args:
+            phi: map of (B, D) matrices, each row on its own.
+            z: start.
+            t: time index, for solvers with steps of their own at each time.
+            track_from: under grad mode the updates from this number on are differentiable.
+            derivatives: those of phi, where the caller knows a better way than differentiating
+                it.
+        """
+        raise NotImplementedError
+
+    def with_options(self: S, **options: Any) -> S:
+        """A shallow copy with other options; parameters are shared.
+
+        A constructor has to keep each argument under its own name.
+
+        Raises:
+            ValueError, TypeError: as the constructor; or an option belongs to shared parameters.
+        """
+        kind = type(self)
+        _refuse_unknown(kind, options)
+        for name in options:
+            if name in self.shared_options:
+                raise TypeError(
+                    f"{name} cannot change in a copy that shares the parameters of its "
+                    f"{kind.__name__}: build a new one"
+                )
+        names = [name for name in option_names(kind) if name not in self.shared_options]
+        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        checked, other = kind(**values | options), copy.copy(self)
+        for name, value in vars(checked).items():
+            if not name.startswith("_") and name not in self.shared_options:
+                setattr(other, name, value)
+        other.training = self.training
+        return other
+
+    def extra_repr(self) -> str:
+        parts = [f"max_iter={self.max_iter}"]
+        if self.has_tolerance:
+            parts += [f"rtol={self.rtol:g}", f"atol={self.atol:g}"]
+        return ", ".join(parts)
+
+
+class IterativeSolver(Solver):
+    """A solver of z = phi(z) given by `init` and a pure `update`, which the loop runs.
+
+    With rtol = atol = 0 exactly `max_iter` updates are made and nothing is measured: no norm, no
+    device synchronisation, no data-dependent branch.
+
+    How the solve of a sample ends:
+
+    ============  ======================================  ===================  ====================
+    result        when                                    z returned           remedy
+    ============  ======================================  ===================  ====================
+    CONVERGED     the residual is within rtol and atol    the last             none
+    FIXED_STEPS   rtol = atol = 0, `max_iter` updates     the last             set rtol or atol
+                  made
+    MAX_ITER      `max_iter` updates made, residual       the best; the last   raise max_iter,
+                  still falling                           without `keep_best`  loosen rtol
+    STALLED       no progress; `Solution.stall` has the   as MAX_ITER          `STALL_TEXT` of the
+                  cause                                                        cause
+    NONFINITE     phi is NaN or inf                       the best finite;     check the input,
+                                                          else the start       damp (beta < 1)
+    ============  ======================================  ===================  ====================
+
+    Args:
+        max_iter: most updates of a sample.
+        rtol, atol: relative tolerance, and absolute tolerance in units of z.
+        norm: size of each sample, (B, D) -> (B,), in place of the RMS.
+        keep_best: return a sample that failed at its smallest residual, not at its last one.
+            Solvers that take steps back do so always.
+        record: "residual" keeps each sample's residual after each update, "iterates" the states
+            too; see `Trace`.
+        check_every: look whether all samples have ended (one device synchronisation, more where
+            the solver takes steps back or updates are differentiated) only at each n-th update.
+
+    Raises:
+        ValueError: a value is out of range, or `record` is unknown.
+        TypeError: an option is unknown.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep_best: bool = True,
+        record: Record | None = None,
+        check_every: int = 1,
+        **options: Unpack[SolverOptions],
+    ) -> None:
+        super().__init__(**options)
+        self.keep_best = keep_best
+        self.record = checked_record(record)
+        self.check_every = at_least(1, check_every=check_every)
+
+    backtracks = False
+    """Whether `update` takes back a step to where phi is not finite."""
+    state_has_rows = True
+    """Whether each tensor of the state has a row for each sample, (B, ...)."""
 
     @property
     def may_sync(self) -> bool:
@@ -112,25 +245,23 @@ class IterativeSolver(nn.Module):
         track_from: int = 0,
         derivatives: Derivatives | None = None,
     ) -> Solution:
-        """Solve from z, (B, D).
+        return self.run_with_state(phi, z, t, track_from=track_from, derivatives=derivatives)[0]
 
-        Under grad mode the updates are differentiable, those before number `track_from` excepted.
-        `derivatives` are those of phi, where the caller knows a better way than differentiating
-        it.
-        """
-        return iterate(self, phi, z, t, track_from, derivatives or Derivatives(phi))
-
-    def with_options(self, **options: Any) -> IterativeSolver:
-        """A shallow copy with other `max_iter`, `rtol`, ...; parameters are shared."""
-        other = copy.copy(self)
-        for name, value in options.items():
-            setattr(other, name, value)
-        return other
+    def run_with_state(
+        self,
+        phi: MatrixMap,
+        z: Tensor,
+        t: int | None = None,
+        *,
+        track_from: int = 0,
+        derivatives: Derivatives | None = None,
+    ) -> tuple[Solution, Any]:
+        """`run`, and the state after the last update; None where no update was made."""
+        problem = Problem(phi, derivatives or Derivatives(phi), t, track_from)
+        return iterate(self, problem, z)
 
     def extra_repr(self) -> str:
-        parts = [f"max_iter={self.max_iter}"]
-        if self.has_tolerance:
-            parts += [f"rtol={self.rtol:g}", f"atol={self.atol:g}"]
+        parts = [super().extra_repr()]
         if self.record is not None:
             parts.append(f"record={self.record!r}")
         if self.check_every != 1:
@@ -138,74 +269,23 @@ class IterativeSolver(nn.Module):
         return ", ".join(parts)
 
 
-def option_names(kind: type) -> list[str]:
+def checked_record(record: Record | None) -> Record | None:
+    """The value of the option `record`, if it is one."""
+    if record not in (None, "residual", "iterates"):
+        raise ValueError(f'record must be None, "residual" or "iterates"; got {record!r}')
+    return record
+
+
+def option_names(kind: type[Solver]) -> list[str]:
     """Names of all constructor arguments of a solver class, its own first."""
-    names: list[str] = []
-    for owner in kind.__mro__[: kind.__mro__.index(nn.Module)]:
-        for parameter in inspect.signature(owner).parameters.values():
-            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in names:
-                names.append(parameter.name)
-    return names
+    return list(inspect.signature(kind).parameters)
 
 
-def refuse_options(kind: type, options: dict[str, Any], *refused: str) -> None:
-    """Refuse options of `IterativeSolver` that a solver without its loop cannot honour."""
-    for name in refused:
-        if name in options:
-            raise TypeError(f"{kind.__name__} runs a loop of its own and has no {name}: omit it")
+def _refuse_unknown(kind: type[Solver], options: dict[str, Any]) -> None:
+    known = option_names(kind)
+    for name in options:
+        if name not in known:
+            raise TypeError(unknown_name(f"{kind.__name__} option", name, known))
 
 
-def iterate(
-    solver: IterativeSolver,
-    phi: MatrixMap,
-    z: Tensor,
-    t: int | None,
-    track_from: int,
-    derivatives: Derivatives,
-) -> Solution:
-    """THE loop; see `IterativeSolver.run`."""
-    given = {"derivatives": derivatives} if solver.needs_derivatives else {}
-    tracking = torch.is_grad_enabled()
-    watch = ConvergenceMonitor(solver, z) if solver.has_tolerance or solver.record else None
-    state: Any = None
-    with torch.set_grad_enabled(tracking and track_from <= 0):
-        for k in range(solver.max_iter + 1):
-            if watch is None and k == solver.max_iter:
-                break
-            if k == track_from:
-                torch.set_grad_enabled(tracking)
-            fz = phi(z if watch is None else watch.stop_finished(z))
-            if watch is not None:
-                z, fz = watch.look(k, z, fz, phi)
-                if watch.done or k == solver.max_iter:
-                    break
-            if k == 0:
-                state = solver.init(z, t)
-            if watch is None:
-                z, state = solver.update(k, z, fz, state, **given)
-                continue
-            start, fz = watch.stop_finished((z, fz))
-            if solver.state_has_rows:
-                state = watch.stop_finished(state)
-            proposal, state = solver.update(k, start, fz, state, **given)
-            z = watch.freeze(proposal, z)
-    if watch is not None:
-        solution = watch.solution(z)
-        evaluations = solution.evaluations + derivatives.evaluations
-        return solution._replace(
-            evaluations=evaluations, products=derivatives.products, state=state
-        )
-    iterations = torch.full((len(z),), solver.max_iter, dtype=torch.int64, device=z.device)
-    result = torch.full((len(z),), Result.FIXED_STEPS.value, dtype=torch.int8, device=z.device)
-    evaluations = solver.max_iter + derivatives.evaluations
-    return Solution(z, None, iterations, evaluations, result, None, derivatives.products, state)
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """x, or its float32 where it is narrower, as squares of float16 numbers overflow at 256."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of each sample, (B, 1)."""
-    return (a * b).sum(1, keepdim=True)
+Solver.__signature__ = whole_signature(Solver)  # type: ignore[attr-defined]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from fixpoint._validation import at_least
-from fixpoint.solvers.base import IterativeSolver, at_least_float32, dot
-from fixpoint.solvers.line_search import LineSearchState, judge
+from fixpoint.solvers._rowwise import at_least_float32, dot
+from fixpoint.solvers.base import IterativeOptions, IterativeSolver
+from fixpoint.solvers.line_search import LineSearchState, accept_or_backtrack
 
 LEAST_PIVOT = 0.1
 """Least |s . q| / |s|^2 of an update, which keeps the approximate Jacobian regular."""
@@ -65,7 +67,9 @@ class Broyden(IterativeSolver):
 
     backtracks = True
 
-    def __init__(self, *, memory: int = 20, growth: float = 10.0, **options: Any) -> None:
+    def __init__(
+        self, *, memory: int = 20, growth: float = 10.0, **options: Unpack[IterativeOptions]
+    ) -> None:
         super().__init__(**options)
         self.memory = at_least(1, memory=memory)
         if not growth > 0:
@@ -75,33 +79,35 @@ class Broyden(IterativeSolver):
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: BroydenState | None
     ) -> tuple[Tensor, BroydenState]:
-        look = self.may_sync
+        may_sync = self.may_sync
         if state is None:
-            new = judge(None, z, fz, look=look)
+            new = accept_or_backtrack(None, z, fz, may_sync=may_sync)
             return fz, BroydenState(
-                LineSearchState(z, new.g, new.merit, new.g, new.length), (), new.g
+                LineSearchState(z, new.g, new.merit, new.g, new.step_size), (), new.g
             )
         last, factors, last_uncut = state
-        most = (1 + self.growth / k) ** 2 * last.merit
-        accepted, all_accepted, z, g, merit, length = judge(last, z, fz, look=look, most=most)
+        max_merit = (1 + self.growth / k) ** 2 * last.merit
+        accepted, all_accepted, z, g, merit, step_size = accept_or_backtrack(
+            last, z, fz, may_sync=may_sync, max_merit=max_merit
+        )
         if len(factors) == self.memory:
             direction, full_direction, factors = g, g, ()
         else:
             p = _apply(factors, g)
-            taken = last.length if all_accepted else torch.where(accepted, last.length, 0.0)
+            taken = last.step_size if all_accepted else torch.where(accepted, last.step_size, 0.0)
             s = taken * last.direction
-            factors = (*factors, (_factor(s, last_uncut - p, look=look), s))
+            factors = (*factors, (_factor(s, last_uncut - p, may_sync=may_sync), s))
             full_direction = _apply(factors[-1:], p)
             direction = _clip_direction(
-                full_direction, merit, eps=torch.finfo(z.dtype).eps, look=look
+                full_direction, merit, eps=torch.finfo(z.dtype).eps, may_sync=may_sync
             )
             if not all_accepted:
                 # Exact where the weight is 0 or 1, and faster than `where`.
                 weight = accepted.to(g.dtype)
                 full_direction = torch.lerp(last_uncut, full_direction, weight)
                 direction = torch.lerp(last.direction, direction, weight)
-        trial = LineSearchState(z, g, merit, direction, length)
-        moved = torch.addcmul(z, length, direction).to(z.dtype)
+        trial = LineSearchState(z, g, merit, direction, step_size)
+        moved = torch.addcmul(z, step_size, direction).to(z.dtype)
         return moved, BroydenState(trial, factors, full_direction)
 
     def extra_repr(self) -> str:
@@ -115,11 +121,11 @@ def _apply(factors: tuple[tuple[Tensor, Tensor], ...], p: Tensor) -> Tensor:
     return p
 
 
-def _factor(s: Tensor, q: Tensor, *, look: bool) -> Tensor:
+def _factor(s: Tensor, q: Tensor, *, may_sync: bool) -> Tensor:
     """u = (s - q) / (s . q) with q damped towards s where the pivot is small, (B, D)."""
     square, inner = dot(s, s), dot(s, q)
     regular = inner.detach().abs() > LEAST_PIVOT * square.detach()  # False for s = 0
-    if look and bool(regular.all()):
+    if may_sync and bool(regular.all()):
         return inner.reciprocal() * (s - q)
     moved = square > 0
     square = torch.where(moved, square, 1.0)
@@ -133,7 +139,7 @@ def _factor(s: Tensor, q: Tensor, *, look: bool) -> Tensor:
     return torch.where(moved, weight, 0.0) * (s - q)
 
 
-def _clip_direction(direction: Tensor, merit: Tensor, *, eps: float, look: bool) -> Tensor:
+def _clip_direction(direction: Tensor, merit: Tensor, *, eps: float, may_sync: bool) -> Tensor:
     """The direction, cut to |g| / sqrt(eps) where it is longer; merit is |g|^2, eps that of z.
 
     Where phi has no fixed point, z + 1 say, secant steps would grow until phi(z) - z is lost in
@@ -141,7 +147,7 @@ def _clip_direction(direction: Tensor, merit: Tensor, *, eps: float, look: bool)
     """
     with torch.no_grad():
         share = merit / (eps * dot(direction, direction))
-        if look and bool((share >= 1).all()):
+        if may_sync and bool((share >= 1).all()):
             return direction
         tiny = torch.finfo(merit.dtype).tiny
         factor = share.sqrt().nan_to_num(nan=1.0).clamp(min=tiny, max=1.0)

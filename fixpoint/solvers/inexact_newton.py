@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from fixpoint._validation import at_least
-from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers.base import IterativeSolver, LoopOptions, Norm
 
 
 class InexactNewton(IterativeSolver):
@@ -29,7 +30,7 @@ class InexactNewton(IterativeSolver):
         eta: initial value.
         learn: make eta a parameter; else it is a buffer. A learned eta needs `Unrolled`: at an
             exact equilibrium z does not depend on eta.
-        rtol, atol, keep_best, record, check_every: see `IterativeSolver`.
+        rtol, atol, norm, keep_best, record, check_every: see `IterativeSolver`.
 
     Attributes:
         eta: (K,), or (T, K) with `timesteps`.
@@ -50,6 +51,7 @@ class InexactNewton(IterativeSolver):
 
     eta: Tensor
     state_has_rows = False
+    shared_options = ("eta", "learn", "timesteps")
 
     def __init__(
         self,
@@ -60,9 +62,10 @@ class InexactNewton(IterativeSolver):
         learn: bool = True,
         rtol: float = 0.0,
         atol: float = 0.0,
-        **options: Any,
+        norm: Norm | None = None,
+        **options: Unpack[LoopOptions],
     ) -> None:
-        super().__init__(max_iter=max_iter, rtol=rtol, atol=atol, **options)
+        super().__init__(max_iter=max_iter, rtol=rtol, atol=atol, norm=norm, **options)
         self.timesteps = timesteps if timesteps is None else at_least(1, timesteps=timesteps)
         shape = (max_iter,) if timesteps is None else (timesteps, max_iter)
         value = torch.full(shape, float(eta))
@@ -75,6 +78,19 @@ class InexactNewton(IterativeSolver):
     def learn(self) -> bool:
         """Whether eta is a parameter."""
         return isinstance(self.eta, nn.Parameter)
+
+    @property
+    def learns_steps(self) -> bool:
+        return self.learn
+
+    def with_options(self, **options: Any) -> InexactNewton:
+        other, K = super().with_options(**options), self.eta.shape[-1]
+        if other.max_iter > K:
+            raise ValueError(
+                f"eta has {K} steps but max_iter={other.max_iter} was given: build a new "
+                "InexactNewton with more"
+            )
+        return other
 
     def init(self, z: Tensor, t: int | None) -> Tensor:
         """The steps at time t in the precision of z, (K,)."""

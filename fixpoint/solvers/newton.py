@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from fixpoint._validation import at_least
 from fixpoint.derivatives import Derivatives
-from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers.base import IterativeOptions, IterativeSolver
 from fixpoint.solvers.gmres import gmres
-from fixpoint.solvers.line_search import LineSearchState, judge
+from fixpoint.solvers.line_search import LineSearchState, accept_or_backtrack
 
 
 class NewtonState(NamedTuple):
-    """The step being tried, and the forcing term of its linear solve, (B,)."""
+    """The step being tried, and the forcing term and `LinearResult` of its linear solve, (B,).
+
+    linear_result is None with "direct".
+    """
 
     trial: LineSearchState
     forcing: Tensor
+    linear_result: Tensor | None = None
 
 
 class Newton(IterativeSolver):
@@ -38,9 +43,6 @@ class Newton(IterativeSolver):
         memory: most products of one GMRES solve, and its basis vectors.
         options: see `IterativeSolver`.
 
-    Attributes:
-        linear_result: `LinearResult` of the last GMRES solve of each sample, (B,) int8.
-
     Source: Eisenstat and Walker (1996), Choosing the forcing terms in an inexact Newton method,
         choice 2 with gamma = 0.9, alpha = 2; Dennis and Schnabel (1983), Numerical methods for
         unconstrained optimization and nonlinear equations, algorithm A6.3.1.
@@ -57,7 +59,11 @@ class Newton(IterativeSolver):
     backtracks = True
 
     def __init__(
-        self, *, linear: Literal["direct", "gmres"] = "direct", memory: int = 30, **options: Any
+        self,
+        *,
+        linear: Literal["direct", "gmres"] = "direct",
+        memory: int = 30,
+        **options: Unpack[IterativeOptions],
     ) -> None:
         super().__init__(**options)
         if linear not in ("direct", "gmres"):
@@ -65,7 +71,6 @@ class Newton(IterativeSolver):
         self.linear = linear
         self.unrollable = linear == "direct"
         self.memory = at_least(1, memory=memory)
-        self.linear_result: Tensor | None = None
 
     def update(  # type: ignore[override]
         self,
@@ -77,28 +82,31 @@ class Newton(IterativeSolver):
         derivatives: Derivatives,
     ) -> tuple[Tensor, NewtonState]:
         trial = None if state is None else state.trial
-        judged = judge(trial, z, fz, look=self.may_sync)
-        accepted, all_accepted, z, g, merit, length = judged
+        accepted, all_accepted, z, g, merit, step_size = accept_or_backtrack(
+            trial, z, fz, may_sync=self.may_sync
+        )
         forcing = _forcing(state, accepted, merit)
         if self.linear == "direct":
-            direction = _direct(derivatives.jacobian(z), g)
+            direction, linear_result = _direct(derivatives.jacobian(z), g), None
         else:
-            direction = self._krylov(derivatives, z, g, forcing)
+            direction, linear_result = self._krylov(derivatives, z, g, forcing)
         if trial is not None and not all_accepted:
             direction = torch.where(accepted, direction, trial.direction)
-        new = (z + length * direction).to(z.dtype)
-        return new, NewtonState(LineSearchState(z, g, merit, direction, length), forcing)
+        new = (z + step_size * direction).to(z.dtype)
+        new_trial = LineSearchState(z, g, merit, direction, step_size)
+        return new, NewtonState(new_trial, forcing, linear_result)
 
-    def _krylov(self, derivatives: Derivatives, z: Tensor, g: Tensor, rtol: Tensor) -> Tensor:
+    def _krylov(
+        self, derivatives: Derivatives, z: Tensor, g: Tensor, rtol: Tensor
+    ) -> tuple[Tensor, Tensor]:
         solution = gmres(
             lambda v: v - derivatives.jvp(z, v.to(z.dtype)).to(v.dtype),
             g,
             rtol=rtol,
             memory=self.memory,
         )
-        self.linear_result = solution.result
         usable = solution.x.isfinite().all(1, keepdim=True)
-        return torch.where(usable, solution.x, g)
+        return torch.where(usable, solution.x, g), solution.result
 
     def extra_repr(self) -> str:
         memory = f", memory={self.memory}" if self.linear == "gmres" else ""

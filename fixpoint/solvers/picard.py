@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from fixpoint._validation import positive
-from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers.base import IterativeOptions, IterativeSolver
 
 
 class Picard(IterativeSolver):
@@ -31,7 +30,7 @@ class Picard(IterativeSolver):
         0.7391
     """
 
-    def __init__(self, *, beta: float = 1.0, **options: Any) -> None:
+    def __init__(self, *, beta: float = 1.0, **options: Unpack[IterativeOptions]) -> None:
         super().__init__(**options)
         self.beta = positive(beta=beta)
 

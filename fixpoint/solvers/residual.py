@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fixpoint.solvers.base import IterativeSolver
+Norm = Callable[[Tensor], Tensor]
+"""Size of each sample: (B, D) -> (B,)."""
 
 
 class Residuals(NamedTuple):
@@ -22,14 +23,18 @@ class Residuals(NamedTuple):
 
 
 class ResidualNorm:
-    """Measures the states of one solve from z, (B, D), by the norm and tolerances of its solver."""
+    """Measures states like z, (B, D): r = |phi(z) - z| / (atol + rtol |phi(z)|).
 
-    def __init__(self, solver: IterativeSolver, z: Tensor) -> None:
-        self.norm = solver.norm
+    With rtol = atol = 0 it is |phi(z) - z| / |phi(z)|. |.| is the RMS, or `norm`.
+    """
+
+    def __init__(self, z: Tensor, *, rtol: float, atol: float, norm: Norm | None = None) -> None:
+        self.norm = norm
         self.dtype = torch.promote_types(z.dtype, torch.float32)
         self.smallest_safe = smallest_safe_norm(self.dtype)
-        rtol, atol = (solver.rtol, solver.atol) if solver.has_tolerance else (1.0, 0.0)
-        if self.norm is None:  # RMS on both sides: the factor 1 / sqrt(D) moves to atol
+        if not (rtol > 0 or atol > 0):
+            rtol = 1.0
+        if norm is None:  # RMS on both sides: the factor 1 / sqrt(D) moves to atol
             atol *= z.shape[1] ** 0.5
         # As tensors: to make one of a Python number takes longer than the product.
         scalar = torch.float32 if z.device.type == "mps" else torch.float64
@@ -66,11 +71,9 @@ class ResidualNorm:
         r = wide.residual / scale.clamp_min(torch.finfo(scale.dtype).tiny)
         return torch.where(exact, measured.r, r.to(self.dtype)), finite
 
-
-def measure(solver: IterativeSolver, z: Tensor, fz: Tensor) -> tuple[Tensor, Tensor]:
-    """Scaled residual of each sample, (B,), never inf, and whether z and fz are finite."""
-    ruler = ResidualNorm(solver, z)
-    return ruler.measure_masked(ruler.measure(z, fz), z, fz)
+    def measure_once(self, z: Tensor, fz: Tensor) -> tuple[Tensor, Tensor]:
+        """Residuals r of one evaluation, never inf, and whether z and fz are finite, (B,) each."""
+        return self.measure_masked(self.measure(z, fz), z, fz)
 
 
 def smallest_safe_norm(dtype: torch.dtype) -> float:

@@ -309,9 +309,7 @@ def test_unknown_names_and_options_are_refused():
         SciPySolver("hyber")
     with pytest.raises(TypeError, match=r"max_itr.*expected one of method.*'max_iter'"):
         SciPySolver(max_itr=3)
-    with pytest.raises(
-        TypeError, match="SciPySolver runs a loop of its own and has no check_every"
-    ):
+    with pytest.raises(TypeError, match="unknown SciPySolver option 'check_every'"):
         SciPySolver(check_every=2)
     with pytest.raises(ValueError, match="set rtol or atol"):
         SciPySolver(rtol=0.0, atol=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.deq.freezing import frozen
 from fixpoint.regularization import jac_reg
 from fixpoint.solution import Solution
-from fixpoint.solvers import IterativeSolver
+from fixpoint.solvers import Solver
 
 
 class DEQ(nn.Module):
@@ -72,7 +73,7 @@ class DEQ(nn.Module):
     def __init__(
         self,
         f: nn.Module,
-        solver: str | IterativeSolver | None = None,
+        solver: str | Solver | None = None,
         backward: Backward | None = None,
         *,
         hidden_size: int | None = None,
@@ -107,7 +108,7 @@ class DEQ(nn.Module):
 
     def _solve(self, f: Callable[..., Any], x: Tree, z0: Tree | None) -> Tree:
         solution = self.fixed_point(lambda z: f(z, x), self._start(x) if z0 is None else z0)
-        self.solution = solution._replace(z=tree_map(torch.detach, solution.z))
+        self.solution = replace(solution, z=tree_map(torch.detach, solution.z))
         return solution.z
 
     def _start(self, x: Tree) -> Tree:

@@ -13,7 +13,7 @@ from fixpoint.models.maps import CELLS, EquilibriumMap, JordanMap
 from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, not_fused
 from fixpoint.models.rnn.base_layer import Recurrent
 from fixpoint.models.rnn.scan import Trajectory, check_compatible, scan
-from fixpoint.solvers import InexactNewton, IterativeSolver, make_solver
+from fixpoint.solvers import InexactNewton, Solver, make_solver
 
 
 class ERNNCell(LeakyCell):
@@ -76,7 +76,7 @@ class ERNNCell(LeakyCell):
         max_iter: int = 1,
         timesteps: int | None = None,
         rank: int | None = None,
-        solver: str | IterativeSolver | None = None,
+        solver: str | Solver | None = None,
         backward: Backward | None = None,
         implementation: str = "auto",
         recompute: bool = False,

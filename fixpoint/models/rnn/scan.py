@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -62,7 +63,7 @@ def scan(
     states, solutions = [], []
     for solution in solve_steps(cell, fixed_point, x, h0, start=start):
         states.append(solution.z)
-        solutions.append(solution._replace(z=None))
+        solutions.append(replace(solution, z=None))
     output = torch.where(good.unsqueeze(2), torch.stack(states), torch.nan)
     result = torch.stack([s.result for s in solutions])
     residuals = [s.residual for s in solutions if s.residual is not None]

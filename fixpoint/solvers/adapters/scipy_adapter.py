@@ -1,4 +1,4 @@
-"""scipy.optimize.root as a solver: the referee."""
+"""scipy.optimize.root as a solver: an independent reference to check results against."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from fixpoint._messages import unknown_name
-from fixpoint.derivatives import Derivatives
-from fixpoint.solution import Result, Solution, Trace
-from fixpoint.solvers.base import IterativeSolver, MatrixMap, refuse_options
+from fixpoint.derivatives import Derivatives, MatrixMap
+from fixpoint.solution import Result, Solution, Stall, Trace
+from fixpoint.solvers.base import Record, Solver, SolverOptions, checked_record
 from fixpoint.solvers.finite_differences import derivatives_of
-from fixpoint.solvers.residual import measure
+from fixpoint.solvers.residual import ResidualNorm
+from fixpoint.solvers.status import has_stalled
 
 METHODS = (
     "hybr",
@@ -32,11 +34,11 @@ METHODS = (
 """The methods of scipy.optimize.root."""
 
 
-class SciPySolver(IterativeSolver):
+class SciPySolver(Solver):
     """scipy.optimize.root on phi(z) - z = 0, one sample at a time, in float64 on the CPU.
 
-    The referee: code of others to hold an answer against, and a second opinion where a solver
-    fails. It is slow, since each evaluation of the whole batch moves one sample only; choose
+    An independent reference to check results against, and a second try where a solver fails. It
+    is slow, since each evaluation of the whole batch moves one sample only; choose
     `Newton` for work. phi itself runs in the dtype of z0.
 
     SciPy's own tolerances are switched off. A sample ends at the first evaluation that meets
@@ -49,7 +51,8 @@ class SciPySolver(IterativeSolver):
         method: "hybr" (Powell's hybrid of Newton and gradient steps), "lm" (Levenberg-Marquardt),
             "broyden1", "broyden2", "anderson", "linearmixing", "diagbroyden", "excitingmixing",
             "krylov" or "df-sane".
-        options: see `IterativeSolver`; there is no `check_every`, and rtol = atol = 0 is refused.
+        keep_best, record: see `IterativeSolver`.
+        options: see `Solver`; rtol = atol = 0 is refused.
 
     Raises:
         ValueError: the method is unknown, or there is no tolerance.
@@ -67,9 +70,17 @@ class SciPySolver(IterativeSolver):
 
     unrollable = False
 
-    def __init__(self, method: str = "hybr", **options: Any) -> None:
-        refuse_options(type(self), options, "check_every")
+    def __init__(
+        self,
+        method: str = "hybr",
+        *,
+        keep_best: bool = True,
+        record: Record | None = None,
+        **options: Unpack[SolverOptions],
+    ) -> None:
         super().__init__(**options)
+        self.keep_best = keep_best
+        self.record = checked_record(record)
         if method not in METHODS:
             raise ValueError(unknown_name("method of scipy.optimize.root", method, METHODS))
         if not self.has_tolerance:
@@ -88,12 +99,13 @@ class SciPySolver(IterativeSolver):
         track_from: int = 0,
         derivatives: Derivatives | None = None,
     ) -> Solution:
-        """Solve from z, (B, D), without gradient; see `IterativeSolver.run`."""
+        """Solve from z, (B, D), without gradient; see `Solver.run`."""
         z = z.detach().clone()
         fz = phi(z)
-        r, finite = measure(self, z, fz)
+        norm = ResidualNorm(z, rtol=self.rtol, atol=self.atol, norm=self.norm)
+        r, finite = norm.measure_once(z, fz)
         searches = [
-            _SampleSolve(self, phi, z, row, fz, start)
+            _SampleSolve(self, norm, phi, z, row, fz, start)
             for row, start in enumerate(torch.where(finite, r, torch.inf).tolist())
         ]
         if derivatives is None:
@@ -102,14 +114,16 @@ class SciPySolver(IterativeSolver):
         for row, search in enumerate(searches):
             search.run(derivatives)
             z[row] = search.answer()[0]
+        ends = [search.end() for search in searches]
         return Solution(
             z=z,
             residual=r.new_tensor([search.answer()[1] for search in searches]),
             iterations=z.new_tensor([s.updates for s in searches], dtype=torch.int64),
             evaluations=1 + sum(s.updates for s in searches) + derivatives.evaluations,
-            result=z.new_tensor([search.result() for search in searches], dtype=torch.int8),
+            result=z.new_tensor([result for result, _ in ends], dtype=torch.int8),
             trace=self._trace(searches, r) if self.record else None,
             products=derivatives.products,
+            stall=z.new_tensor([stall for _, stall in ends], dtype=torch.int8),
         )
 
     def _trace(self, searches: list[_SampleSolve], r: Tensor) -> Trace:
@@ -139,8 +153,16 @@ class _SampleSolve:
     """
 
     def __init__(
-        self, solver: SciPySolver, phi: MatrixMap, z: Tensor, row: int, fz: Tensor, r: float
+        self,
+        solver: SciPySolver,
+        norm: ResidualNorm,
+        phi: MatrixMap,
+        z: Tensor,
+        row: int,
+        fz: Tensor,
+        r: float,
     ) -> None:
+        self.norm = norm
         self.solver, self.phi, self.z, self.row = solver, phi, z, row
         self.course = [(z[row].clone(), r)]
         self.x = _numbers(z[row])
@@ -195,16 +217,18 @@ class _SampleSolve:
         finite = [entry for entry in self.course if entry[1] < math.inf]
         return finite[-1] if finite else self.course[0]
 
-    def result(self) -> Result:
+    def end(self) -> tuple[Result, Stall]:
+        """How the search ended, and why without progress."""
         residuals = [r for _, r in self.course]
         if residuals[-1] <= 1:
-            return Result.CONVERGED
+            return Result.CONVERGED, Stall.NONE
         if residuals[-1] == math.inf:
-            return Result.NONFINITE
-        best = residuals.index(min(residuals))
-        gave_up = self.updates < self.solver.max_iter
-        stuck = self.updates >= 10 and best <= self.updates // 2
-        return Result.STALLED if gave_up or stuck else Result.MAX_ITER
+            return Result.NONFINITE, Stall.NONE
+        if self.updates < self.solver.max_iter:
+            return Result.STALLED, Stall.GAVE_UP
+        if has_stalled(residuals.index(min(residuals)), self.updates):
+            return Result.STALLED, Stall.NO_PROGRESS
+        return Result.MAX_ITER, Stall.NONE
 
     def _residual(self, x: np.ndarray) -> np.ndarray:
         """phi(z) - z of this sample, (D,)."""
@@ -220,7 +244,7 @@ class _SampleSolve:
             self.phi_raised = True
             raise
         z = batch[self.row : self.row + 1]
-        r, finite = measure(self.solver, z, fz)
+        r, finite = self.norm.measure_once(z, fz)
         self.course.append((z[0], r.item() if finite.item() else math.inf))
         if self.course[-1][1] <= 1:
             raise _Ended

@@ -1,4 +1,4 @@
-"""Exchange with torchdeq: its solvers as ours, ours as its."""
+"""Interoperability with torchdeq, both ways."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from fixpoint._messages import unknown_name
 from fixpoint._tree import Packing, Tree
 from fixpoint._validation import at_least, non_negative, positive
-from fixpoint.derivatives import Derivatives
-from fixpoint.solution import Result, Solution
-from fixpoint.solvers.base import IterativeSolver, MatrixMap, refuse_options
+from fixpoint.derivatives import Derivatives, MatrixMap
+from fixpoint.solution import Result, Solution, Stall
+from fixpoint.solvers.base import Solver, SolverOptions
 from fixpoint.solvers.finite_differences import derivatives_of
-from fixpoint.solvers.residual import measure
+from fixpoint.solvers.residual import ResidualNorm
+from fixpoint.solvers.status import classify, has_stalled
 
 THEIR_NAMES = {
     "fixed_point_iter": {"beta": "tau"},
@@ -37,7 +39,7 @@ GUARD = 1e-9
 """torchdeq's addition to the norm that its relative residual is divided by."""
 
 
-class TorchDEQSolver(IterativeSolver):
+class TorchDEQSolver(Solver):
     """A solver of torchdeq, measured and reported as ours are.
 
     Choose it to compare: torchdeq stops when the worst sample has met its tolerance, and moves
@@ -60,9 +62,8 @@ class TorchDEQSolver(IterativeSolver):
         memory: states kept by "anderson" (m, at least 2), rank of "broyden" (LBFGS_thres).
         ridge: added to the Gram matrix by "anderson" (lam), in units of z squared.
         line_search: whether "broyden" searches along its steps (ls), one length for all samples.
-        options: see `IterativeSolver`; there is no `check_every`, `keep_best` or `record`. A
-            `norm` is used where the result is measured, not where torchdeq stops. rtol = atol =
-            0 runs all `max_iter` steps and returns the last state.
+        options: see `Solver`. A `norm` is used where the result is measured, not where torchdeq
+            stops. rtol = atol = 0 runs all `max_iter` steps and returns the last state.
 
     Raises:
         ValueError: torchdeq has no solver of that name, or a value is out of range.
@@ -88,9 +89,8 @@ class TorchDEQSolver(IterativeSolver):
         memory: int | None = None,
         ridge: float | None = None,
         line_search: bool | None = None,
-        **options: Any,
+        **options: Unpack[SolverOptions],
     ) -> None:
-        refuse_options(type(self), options, "check_every", "keep_best", "record")
         super().__init__(**options)
         self.name = _known_name(name)
         self.beta = None if beta is None else positive(beta=beta)
@@ -109,42 +109,43 @@ class TorchDEQSolver(IterativeSolver):
         track_from: int = 0,
         derivatives: Derivatives | None = None,
     ) -> Solution:
-        """Solve from z, (B, D), without gradient; see `IterativeSolver.run`."""
+        """Solve from z, (B, D), without gradient; see `Solver.run`."""
         with torch.no_grad():
             z = z.detach()
-            shield = _MaskedMap(self, phi, z)
+            masked = _MaskedMap(self, phi, z)
             if not self.has_tolerance:
-                return self._fixed_steps(shield, z)
-            shield(z)
-            step, calls = torch.zeros_like(shield.r), 0
-            if self.max_iter > 0 and shield.unsolved:
-                z, step = self._their_run(shield, z)
-                calls = shield.calls - 1
-                shield(z)
-            stalled = (step <= self.max_iter // 2) & (self.max_iter >= 10)
+                return self._fixed_steps(masked, z)
+            masked(z)
+            step, calls = torch.zeros_like(masked.r), 0
+            if self.max_iter > 0 and masked.unsolved:
+                z, step = self._their_run(masked, z)
+                calls = masked.calls - 1
+                masked(z)
             if calls < self.max_iter:
-                stalled = torch.ones_like(stalled)
-            result = torch.where(stalled, Result.STALLED, Result.MAX_ITER)
-            result = torch.where(shield.r <= 1, Result.CONVERGED, result)
+                stall = torch.full_like(step, Stall.GAVE_UP.value)
+            else:
+                stall = has_stalled(step, self.max_iter) * Stall.NO_PROGRESS.value
+            result, stall = classify(masked.r, nonfinite=masked.lost, stall=stall)
             return Solution(
-                z=shield.answer(z),
-                residual=torch.where(shield.lost, shield.best_r, shield.r),
-                iterations=torch.full_like(result, min(calls, self.max_iter)),
-                evaluations=shield.calls,
-                result=torch.where(shield.lost, Result.NONFINITE, result).to(torch.int8),
+                z=masked.answer(z),
+                residual=torch.where(masked.lost, masked.best_r, masked.r),
+                iterations=torch.full_like(result, min(calls, self.max_iter), dtype=torch.int64),
+                evaluations=masked.calls,
+                result=result,
+                stall=stall,
             )
 
-    def _fixed_steps(self, shield: _MaskedMap, z: Tensor) -> Solution:
-        z, _ = self._their_run(shield, z)
-        result = torch.where(shield.lost, Result.NONFINITE, Result.FIXED_STEPS)
+    def _fixed_steps(self, masked: _MaskedMap, z: Tensor) -> Solution:
+        z, _ = self._their_run(masked, z)
+        result = torch.where(masked.lost, Result.NONFINITE, Result.FIXED_STEPS)
         iterations = torch.full_like(result, self.max_iter)
-        return Solution(shield.answer(z), None, iterations, shield.calls, result.to(torch.int8))
+        return Solution(masked.answer(z), None, iterations, masked.calls, result.to(torch.int8))
 
-    def _their_run(self, shield: _MaskedMap, z: Tensor) -> tuple[Tensor, Tensor]:
+    def _their_run(self, masked: _MaskedMap, z: Tensor) -> tuple[Tensor, Tensor]:
         """torchdeq's state, (B, D), and the step at which it found it, (B,)."""
         from torchdeq.solver import get_solver
 
-        last = torch.full_like(shield.r, self.max_iter)
+        last = torch.full_like(masked.r, self.max_iter)
         if self.max_iter == 0 or z.numel() == 0:
             return z, last
         if self.rtol > 0:
@@ -155,10 +156,10 @@ class TorchDEQSolver(IterativeSolver):
             stop["return_final"] = True
         solver, options = get_solver(self.name), self._their_options()
         try:
-            z, _, info = solver(shield, z, max_iter=self.max_iter, **stop, **options)
+            z, _, info = solver(masked, z, max_iter=self.max_iter, **stop, **options)
         except torch.linalg.LinAlgError:
             # One singular sample ends its batched solve for all.
-            return shield.best, torch.zeros_like(last)
+            return masked.best, torch.zeros_like(last)
         return z, info["nstep"] if info["nstep"].shape == last.shape else last
 
     def _their_options(self) -> dict[str, Any]:
@@ -193,7 +194,8 @@ class _MaskedMap:
     """
 
     def __init__(self, solver: TorchDEQSolver, phi: MatrixMap, z: Tensor) -> None:
-        self.solver, self.phi = solver, phi
+        self.norm = ResidualNorm(z, rtol=solver.rtol, atol=solver.atol, norm=solver.norm)
+        self.phi = phi
         self.r = torch.full_like(_norm(z), torch.inf)
         self.lost = torch.zeros_like(self.r, dtype=torch.bool)
         self.best, self.best_r = z, self.r
@@ -211,7 +213,7 @@ class _MaskedMap:
     def __call__(self, z: Tensor, tau: float = 1.0) -> Tensor:
         self.calls += 1
         fz = self.phi(z)
-        self.r, finite = measure(self.solver, z, fz)
+        self.r, finite = self.norm.measure_once(z, fz)
         self.lost = self.lost | ~finite
         better = self.r < self.best_r
         self.best = torch.where(better[:, None], z, self.best)
