@@ -34,6 +34,8 @@ exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.zip", "sg_execution_
 html_theme = "furo"
 html_math_renderer = "mathml"
 html_title = "fixpoint"
+html_logo = "_static/logo.png"
+html_theme_options = {"sidebar_hide_name": False}
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
@@ -73,6 +75,7 @@ sphinx_gallery_conf = {
     "capture_repr": (),
     "download_all_examples": False,
     "show_memory": False,
+    "default_thumb_file": str(ROOT / "docs" / "_static" / "logo.png"),
     "remove_config_comments": True,
 }
 
