@@ -1,33 +1,39 @@
 """Fixed-point and implicit layers for PyTorch."""
 
-from fixpoint.backward import Implicit, Phantom, Unrolled
-from fixpoint.failure import ConvergenceWarning
-from fixpoint.fixed_point import FixedPoint, solve
-from fixpoint.regularization import jac_reg
-from fixpoint.solution import (
-    RESULT_TEXT,
-    STALL_TEXT,
-    ConvergenceError,
-    Result,
-    Solution,
-    Stall,
-    Trace,
-)
-from fixpoint.solvers import (
-    SOLVERS,
-    Anderson,
-    BarzilaiBorwein,
-    Broyden,
-    InexactNewton,
-    IterativeSolver,
-    Newton,
-    Picard,
-    SciPySolver,
-    Solver,
-    TorchDEQSolver,
-    make_solver,
-    register_torchdeq,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fixpoint.backward import Implicit, Phantom, Unrolled
+    from fixpoint.failure import ConvergenceWarning
+    from fixpoint.fixed_point import FixedPoint, solve
+    from fixpoint.regularization import jac_reg
+    from fixpoint.solution import (
+        RESULT_TEXT,
+        STALL_TEXT,
+        ConvergenceError,
+        Result,
+        Solution,
+        Stall,
+        Trace,
+    )
+    from fixpoint.solvers import (
+        SOLVERS,
+        Anderson,
+        BarzilaiBorwein,
+        Broyden,
+        InexactNewton,
+        IterativeSolver,
+        Newton,
+        Picard,
+        SciPySolver,
+        Solver,
+        TorchDEQSolver,
+        make_solver,
+        register_torchdeq,
+    )
 
 __version__ = "0.1.0.dev0"
 
@@ -61,3 +67,22 @@ __all__ = [
     "register_torchdeq",
     "solve",
 ]
+
+_PLACES = ("backward", "failure", "fixed_point", "regularization", "solution", "solvers")
+"""Modules with the names of `__all__`."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: the command line shows its help without torch."""
+    if name in _PLACES:
+        return import_module(f"fixpoint.{name}")
+    for place in _PLACES if name in __all__ else ():
+        module = import_module(f"fixpoint.{place}")
+        if hasattr(module, name):
+            globals()[name] = getattr(module, name)
+            return globals()[name]
+    raise AttributeError(f"module 'fixpoint' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,5 +1,7 @@
 """Why a model converges or does not."""
 
+from typing import Any
+
 from fixpoint.analysis.basins import Basins, basins, trajectories
 from fixpoint.analysis.contraction import (
     FeasibleEta,
@@ -45,12 +47,6 @@ from fixpoint.analysis.work_precision import (
     work_precision,
 )
 
-# The names that these had before.
-equilibrium = tanh_equilibrium
-equilibrium_derivative = tanh_equilibrium_derivative
-plain_steps = tanh_plain_steps
-newton_steps = tanh_newton_steps
-
 __all__ = [
     "EXPANDING_BAND",
     "Basins",
@@ -72,8 +68,6 @@ __all__ = [
     "diagnose",
     "discrimination",
     "eigenvalues",
-    "equilibrium",
-    "equilibrium_derivative",
     "equilibrium_gap",
     "evenly_spaced",
     "feasible_eta",
@@ -85,9 +79,7 @@ __all__ = [
     "jacobian_spectrum",
     "learned_eta",
     "least_squares_line",
-    "newton_steps",
     "parameter_drift",
-    "plain_steps",
     "residual_curves",
     "scalar_equilibrium",
     "spectral_radius",
@@ -98,3 +90,12 @@ __all__ = [
     "trajectories",
     "work_precision",
 ]
+
+_FORMER = ("equilibrium", "equilibrium_derivative", "newton_steps", "plain_steps")
+
+
+def __getattr__(name: str) -> Any:
+    """The names that functions of the scalar tanh map had before."""
+    if name in _FORMER:
+        return globals()[f"tanh_{name}"]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fixpoint.analysis.contraction import contraction, feasible_eta
 from fixpoint.analysis.evenly_spaced import evenly_spaced
+from fixpoint.analysis.hidden_states import recurrent_layer
 from fixpoint.models import ERNN, EquilibriumMap
 from fixpoint.solvers import InexactNewton, Picard
 
@@ -35,7 +36,7 @@ class ContractionProfile(NamedTuple):
 
 
 @torch.no_grad()
-def contraction_profile(layer: ERNN, x: Tensor, *, points: int = 16) -> ContractionProfile:
+def contraction_profile(model: nn.Module, x: Tensor, *, points: int = 16) -> ContractionProfile:
     """The convergence condition along a sequence, at `points` time steps spread evenly.
 
     For `InexactNewton` (and a Picard iteration with a fixed number of steps) each of the K
@@ -44,11 +45,12 @@ def contraction_profile(layer: ERNN, x: Tensor, *, points: int = 16) -> Contract
     iteration.
 
     Args:
-        layer: an `ERNN`.
+        model: an `ERNN`, or a model that holds one as `layer`.
         x: windows in the layer's layout, (T, B, d) or (B, T, d).
         points: most time steps to look at.
 
     Raises:
+        TypeError: the model holds no `ERNN`.
         ValueError: the layer's solver makes no updates.
 
     Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network,
@@ -62,6 +64,7 @@ def contraction_profile(layer: ERNN, x: Tensor, *, points: int = 16) -> Contract
         >>> profile.t, profile.norm.shape
         (tensor([ 0, 10, 19]), torch.Size([3, 1, 4]))
     """
+    layer = ernn_of(model, "contraction_profile")
     if layer.fixed_point.solver.max_iter == 0:
         raise ValueError(
             "the layer's solver makes no updates (max_iter=0), so there is no condition to look "
@@ -88,6 +91,21 @@ def contraction_profile(layer: ERNN, x: Tensor, *, points: int = 16) -> Contract
         rows.append([torch.stack(parts) for parts in zip(*row, strict=True)])
     eta, norm, lower, upper = (torch.stack(parts) for parts in zip(*rows, strict=True))
     return ContractionProfile(times, eta, norm, lower, upper)
+
+
+def ernn_of(model: nn.Module, function: str) -> ERNN:
+    """The ERNN that a model is or holds as its attribute `layer`.
+
+    Raises:
+        TypeError: there is none; `function` is named.
+    """
+    layer = recurrent_layer(model)
+    if not isinstance(layer, ERNN):
+        raise TypeError(
+            f"{function} is for an ERNN; got {type(layer).__name__}: pass an ERNN, or a model that "
+            "holds one as its attribute `layer`"
+        )
+    return layer
 
 
 def learned_eta(layer: ERNN) -> Tensor:

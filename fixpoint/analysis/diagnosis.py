@@ -8,19 +8,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fixpoint._messages import percent
 from fixpoint.analysis.contraction_profile import (
     ContractionProfile,
     contraction_profile,
     equilibrium_gap,
+    ernn_of,
 )
 from fixpoint.analysis.evenly_spaced import evenly_spaced
-from fixpoint.analysis.hidden_states import recurrent_layer, time_first
+from fixpoint.analysis.hidden_states import time_first
+from fixpoint.analysis.verdict import equilibrium_verdict, gap_quantiles
 from fixpoint.models import ERNN
 from fixpoint.solution import RESULT_TEXT, Result
 from fixpoint.solvers import InexactNewton
-
-NEAR, FAR = 0.01, 0.3
-"""A gap up to which a state counts as equilibrated, and one from which it counts as integrating."""
 
 
 class Diagnosis(NamedTuple):
@@ -70,12 +70,7 @@ def diagnose(model: nn.Module, x: Tensor, *, points: int = 32, windows: int = 8)
         >>> print(diagnose(ERNN(9, 8), torch.randn(20, 4, 9)).sentences[0])
         ERNN with JordanMap and InexactNewton, K = 1; 4 windows of 20 time steps.
     """
-    layer = recurrent_layer(model)
-    if not isinstance(layer, ERNN):
-        raise TypeError(
-            f"diagnose looks at an ERNN; got {type(layer).__name__}: pass an ERNN, or a model that "
-            "holds one as its attribute `layer`"
-        )
+    layer = ernn_of(model, "diagnose")
     was_training = layer.training
     layer.eval()
     try:
@@ -117,7 +112,9 @@ def describe(
         steps = _steps(profile.eta, profile.t.tolist())
     else:
         steps = _steps(eta, list(range(len(eta))))
-    return (*_condition(profile), *steps, *(() if gap is None else _distance(gap)))
+    quantiles = None if gap is None else gap_quantiles(gap)
+    distance = () if quantiles is None else equilibrium_verdict(quantiles)
+    return (*_condition(profile), *steps, *distance)
 
 
 def _setting(layer: ERNN, x: Tensor) -> str:
@@ -150,7 +147,7 @@ def _solving(layer: ERNN, result: Tensor, iterations: Tensor) -> Iterable[str]:
         return
     share = (seen == Result.CONVERGED).double().mean().item()
     mean = iterations[:, ~lost].double().mean().item()
-    yield f"The tolerance was reached in {_percent(share)} of the solves, by {mean:.1f} updates."
+    yield f"The tolerance was reached in {percent(share)} of the solves, by {mean:.1f} updates."
     for code in (Result.MAX_ITER, Result.STALLED):
         count = int((seen == code).sum())
         if count:
@@ -164,7 +161,7 @@ def _condition(profile: ContractionProfile) -> Iterable[str]:
         return
     fails = known & ~(profile.norm < 1)
     share = 1 - (fails.sum() / known.sum()).item()
-    where = "all" if share == 1 else "none" if share == 0 else _percent(share)
+    where = "all" if share == 1 else "none" if share == 0 else percent(share)
     yield f"The condition ||I + eta f'(h)|| < 1 holds at {where} of the (t, k, window) looked at."
     eta = profile.eta[..., None].to(profile.upper.dtype).expand_as(profile.norm)
     empty, positive = profile.lower.isnan(), profile.upper > 0
@@ -180,7 +177,7 @@ def _condition(profile: ContractionProfile) -> Iterable[str]:
         if bool((fails & mask).any()):
             where = _where((fails & mask).any(2), profile.t.tolist())
             share = (fails & mask).any(1).any(0).double().mean().item()
-            yield f"It fails {where} ({_percent(share)} of the windows) because {reason}."
+            yield f"It fails {where} ({percent(share)} of the windows) because {reason}."
 
 
 def _where(marked: Tensor, times: list[int]) -> str:
@@ -206,23 +203,6 @@ def _steps(eta: Tensor, times: list[int]) -> Iterable[str]:
     yield f"{span}; {count} of {eta.numel()} are negative, {_where(negative, times)}."
 
 
-def _distance(gap: Tensor) -> Iterable[str]:
-    good = gap[~gap.isnan()].double()
-    if not len(good):
-        return
-    low, middle, high = torch.quantile(
-        good[:: max(1, len(good) // 100_000)], torch.tensor([0.1, 0.5, 0.9]).double()
-    ).tolist()
-    spread = f"(10 % to 90 %: {low:.2g} to {high:.2g})"
-    yield f"The median state is {middle:.2g} of its norm away from equilibrium {spread}."
-    if high <= NEAR:
-        yield "This layer equilibrates: its states solve h = phi(h)."
-    elif middle >= FAR:
-        yield "This layer integrates its input over time, it does not equilibrate."
-    else:
-        yield "This layer equilibrates in part: its states move towards h = phi(h) and stop short."
-
-
 def _ranges(marked: list[bool], times: list[int]) -> str:
     """Marked time steps from 1 on, neighbours among the `times` looked at joined."""
     runs: list[list[int]] = []
@@ -236,9 +216,3 @@ def _ranges(marked: list[bool], times: list[int]) -> str:
     texts = [str(a) if a == b else f"{a}..{b}" for a, b in runs]
     shown = texts if len(texts) <= 8 else [*texts[:7], f"and {len(texts) - 7} more"]
     return ", ".join(shown)
-
-
-def _percent(share: float) -> str:
-    text = f"{100 * share:.3g}"
-    # Rounding must not turn "some" into "all" or "none".
-    return f"{'> 99.9' if text == '100' and share < 1 else text} %"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fixpoint._messages import missing_extra
 from fixpoint.data.corrupt import as_value_error
 from fixpoint.data.schema import Arrays, Schema, check_schema
 
@@ -21,7 +22,10 @@ def folder() -> Path:
     given = os.environ.get("FIXPOINT_DATA")
     if given:
         return Path(given).expanduser()
-    import pooch  # not at the top: it loads requests
+    try:
+        import pooch
+    except ModuleNotFoundError:
+        raise missing_extra("the data cache", "pooch", "bench") from None
 
     return Path(pooch.os_cache("fixpoint"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from rich.console import Console
 from fixpoint._messages import unknown_name
 from fixpoint.data import Dataset, load_dataset, normalize
 from fixpoint.data.sources.toy_walks import toy_walks
+from fixpoint.training.commands.console import say
+from fixpoint.training.commands.save_figure import save_figure
 
 
 def draw_figures(
@@ -22,6 +25,7 @@ def draw_figures(
     epochs: int = 25,
     walks: int = 2000,
     seed: int = 0,
+    formats: Sequence[str] = ("png",),
 ) -> list[Path]:
     """Draw figures from fresh short runs, and say what the models behind them reached.
 
@@ -36,12 +40,12 @@ def draw_figures(
         epochs: of each training.
         walks: toy walks of each class to train on.
         seed: of weights, walks and order.
+        formats: of the files, of png, pdf and svg; the caption is beside them.
 
     Raises:
         ValueError: a name is unknown, or the data cannot be used.
         OSError: a data file is missing, or `out` cannot be written.
     """
-    from fixpoint.analysis import plots
     from fixpoint.paper.figures import FIGURES, Runs, figure
 
     for name in names:
@@ -55,13 +59,13 @@ def draw_figures(
     runs = Runs(data, toy, other=other, epochs=epochs, seed=seed)
     paths = []
     for name in names:
-        paths.append(out / f"{name}.png")
-        with console.status(f"drawing {name}"):
-            plots.save(figure(name, runs), paths[-1])
         about = (FIGURES[name].__doc__ or "").splitlines()[0]
-        console.print(f"{paths[-1]}: {about}", highlight=False, soft_wrap=True)
+        with console.status(f"drawing {name}"):
+            files = save_figure(figure(name, runs), out / name, formats, about)
+        paths += files
+        say(console, f"{', '.join(map(str, files))}: {about}")
     for line in runs.summary():
-        console.print(line, highlight=False, soft_wrap=True)
+        say(console, line)
     return paths
 
 
@@ -80,5 +84,5 @@ def _dsa19(console: Console) -> Dataset | None:
     try:
         return _windows("dsa19")
     except OSError as error:
-        console.print(f"eta is drawn without DSA-19: {error}", highlight=False, soft_wrap=True)
+        say(console, f"eta is drawn without DSA-19: {error}")
         return None

@@ -7,20 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from fixpoint._messages import unknown_name
 from fixpoint.paper.tables import TABLES, Row
 from fixpoint.training.commands.comparison import run_missing
+from fixpoint.training.commands.console import say
 from fixpoint.training.engine.model_factory import resolve
 from fixpoint.training.engine.run_data import preparer
 from fixpoint.training.experiment import build_model
-from fixpoint.training.recipe.schema import Recipe
-from fixpoint.training.recipe.toml import load_recipe
+from fixpoint.training.recipe.schema import DEFAULTS, Recipe
+from fixpoint.training.recipe.toml import known_recipes, load_recipe
+from fixpoint.training.results.aggregate import Column, mean_and_sd
 from fixpoint.training.results.html_report import write_report
 from fixpoint.training.results.store import Record, open_records
+from fixpoint.training.results.table import FittingTable
 
 
 def reproduce_table(
@@ -32,6 +33,7 @@ def reproduce_table(
     datasets: list[str] | None,
     models: list[str] | None,
     seeds: list[int],
+    protocol: str | None = None,
     changes: dict[str, Any],
 ) -> list[Record]:
     """Run the recipes of a table, and print ours beside the paper's numbers.
@@ -46,6 +48,7 @@ def reproduce_table(
         jobs: runs at a time.
         datasets, models: take only these; None takes all.
         seeds: a run each.
+        protocol: "paper" takes the recipe by the paper's protocol where the row has another.
         changes: keys of the recipes to change, e.g. epochs for a first look.
 
     Raises:
@@ -54,7 +57,10 @@ def reproduce_table(
     """
     if target not in TABLES:
         raise ValueError(unknown_name("table", target, (*TABLES, "figures")))
-    recipes = {row.recipe: load_recipe(row.recipe).changed(**changes) for row in TABLES[target]}
+    if protocol not in (None, "paper"):
+        raise ValueError(unknown_name("protocol", protocol, ("paper",)))
+    load = paper_recipe if protocol else load_recipe
+    recipes = {row.recipe: load(row.recipe).changed(**changes) for row in TABLES[target]}
     recipes = _chosen(recipes, "dataset", datasets, {r.data.dataset for r in recipes.values()})
     recipes = _chosen(recipes, "model", models, {r.model.model for r in recipes.values()})
     recipes = _runnable(console, recipes)
@@ -74,46 +80,79 @@ def reproduce_table(
     console.print(beside_table(target, ours))
     if done:
         write_report([out], out / "report.html")
-        console.print(f"Results: {records.path}   Report: {out / 'report.html'}", soft_wrap=True)
+        say(console, f"Results: {records.path}   Report: {out / 'report.html'}")
     if len(done) < len(runs):
         raise ValueError(f"{len(runs) - len(done)} of {len(runs)} runs failed, see above")
     return done
 
 
-def beside_table(target: str, ours: dict[Row, list[Record]]) -> Table:
+def beside_table(target: str, ours: dict[Row, list[Record]]) -> FittingTable:
     """A line a row of the paper: value, size and training time, the paper's and ours."""
-    table = Table(
-        title=f"{target} of the paper, and ours", title_justify="left", box=box.SIMPLE_HEAD
-    )
-    for head in ("data set", "model"):
-        table.add_column(head, no_wrap=True)
-    heads = ("paper", "ours\nbest", "ours\nlast", "paper\nKB", "ours\nKB", "paper\nhours")
-    for head in (*heads, "ours\nhours", "seeds"):
-        table.add_column(head, justify="right", no_wrap=True)
+    heads = ("paper", "ours\nbest", "ours\nlast", "seeds", "paper\nKB", "ours\nKB")
+    rows = []
     for row, records in ours.items():
         metric = records[0]["metric"] if records else "accuracy"
-        table.add_row(
-            row.dataset,
-            row.algorithm,
+        numbers = (
             f"{row.value:.2f}",
-            _mean([r[f"{metric}_best"] for r in records], 2),
-            _mean([r[f"{metric}_last"] for r in records], 2),
+            _mean(records, f"{metric}_best", 2),
+            _mean(records, f"{metric}_last", 2),
+            str(len(records)),
             f"{row.size_kb:.0f}",
-            _mean([r["size_kb"] for r in records], 0),
+            _mean(records, "size_kb", 0),
             "-" if row.hours is None else f"{row.hours:.3f}",
             _hours([r["seconds_per_epoch"] * len(r["epochs"]) / 3600 for r in records]),
-            str(len(records)),
         )
-    table.caption = "Accuracy in %, or perplexity on PTB. Times are of different machines."
-    return table
+        differs = ", ".join(differences(records[0], paper_recipe(row.recipe))) if records else ""
+        rows.append(((row.dataset, row.algorithm, differs), numbers))
+    return FittingTable(
+        f"{target} of the paper, and ours",
+        ("data set", "model", "differs in"),
+        (*heads, "paper\nhours", "ours\nhours"),
+        rows,
+        "Accuracy in %, or perplexity on PTB. Times are of different machines. Differs in: "
+        "settings that are not those of the paper's protocol.",
+    )
 
 
-def _mean(values: list[float | None], digits: int) -> str:
-    numbers = [v for v in values if v is not None]
-    if not numbers:
-        return "-"
-    mean = f"{statistics.fmean(numbers):.{digits}f}"
-    return mean if len(set(numbers)) < 2 else f"{mean}\n± {statistics.stdev(numbers):.{digits}f}"
+def paper_recipe(name: str) -> Recipe:
+    """The recipe of a row by the paper's protocol: NAME-paper where NAME differs from it."""
+    other = f"{name}-paper"
+    return load_recipe(other if other in known_recipes() else name)
+
+
+def differences(record: Record, recipe: Recipe) -> list[str]:
+    """Settings of a run that are not those of a recipe, as "rotate 30".
+
+    Seed, device and the chosen period of the halvings are left out.
+
+    Example:
+        >>> from fixpoint.paper.table_runs import differences
+        >>> from fixpoint.training import load_recipe
+        >>> recipe = load_recipe("har2-lstm")
+        >>> differences({"recipe": recipe.changed(epochs=2).differing}, recipe)
+        ['epochs 2 (paper 60)']
+    """
+    asked = replace(recipe, model=resolve(recipe.model)).flat
+    used = DEFAULTS | record["recipe"]
+    found = []
+    for name, value in asked.items():
+        if name in _NOT_COMPARED or used[name] == value:
+            continue
+        found.append(f"{name} {_short(used[name])} (paper {_short(value)})")
+    return found
+
+
+_NOT_COMPARED = ("seed", "device", "devices", "halve_every")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "none" if value in (None, []) else str(value)
+
+
+def _mean(records: list[Record], field: str, digits: int) -> str:
+    return mean_and_sd(Column("", field, digits).values(records), digits, joint="\n± ")
 
 
 def _hours(values: list[float]) -> str:
@@ -148,9 +187,9 @@ def _runnable(console: Console, recipes: dict[str, Recipe]) -> dict[str, Recipe]
     if not good:
         raise ValueError(f"no row can be run: {next(iter(reasons), 'none was asked for')}")
     for reason, names in reasons.items():
-        console.print(f"{', '.join(names)} left out: {reason}", highlight=False, soft_wrap=True)
+        say(console, f"{', '.join(names)} left out: {reason}")
     for data_name, subset in parts.items():
         if subset:
             text = f"{data_name} is a part here, not comparable with the paper: {subset}"
-            console.print(text, highlight=False, soft_wrap=True)
+            say(console, text)
     return good

@@ -1,5 +1,14 @@
 """Training, and comparing what was trained."""
 
+from typing import Any
+
+from fixpoint._messages import missing_extra
+
+try:
+    import lightning_fabric as _fabric  # noqa: F401
+except ModuleNotFoundError:
+    raise missing_extra("fixpoint.training", "lightning_fabric", "bench") from None
+
 from fixpoint.training.commands.grid import make_grid
 from fixpoint.training.engine.fit import Epoch, fit
 from fixpoint.training.engine.model_factory import LAYERS, make_model
@@ -10,20 +19,15 @@ from fixpoint.training.history import record_training
 from fixpoint.training.loading import Trained, load_trained
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.recipe.toml import load_recipe, read_recipe, write_recipe
-
-# The names that these had before.
-build = build_model
-execute = run_experiment
+from fixpoint.training.results.store import read_records
 
 __all__ = [
     "LAYERS",
     "Epoch",
     "Recipe",
     "Trained",
-    "build",
     "build_model",
     "evaluate",
-    "execute",
     "fit",
     "load_recipe",
     "load_trained",
@@ -32,7 +36,17 @@ __all__ = [
     "make_task",
     "prepare",
     "read_recipe",
+    "read_records",
     "record_training",
     "run_experiment",
     "write_recipe",
 ]
+
+_FORMER = {"build": "build_model", "execute": "run_experiment"}
+
+
+def __getattr__(name: str) -> Any:
+    """The names that functions had before."""
+    if name in _FORMER:
+        return globals()[_FORMER[name]]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fixpoint._messages import percent
 from fixpoint.analysis import evenly_spaced
 from fixpoint.data import stream_batches
 from fixpoint.training.loading import Trained
@@ -60,7 +61,9 @@ def _of_windows(trained: Trained, part: str, count: int) -> Subset:
     right = logits.isfinite().all(1) & (logits.argmax(1) == y)
     which = f"{len(rows)} of {total}" if len(rows) < total else f"All {total}"
     which += f" {part} windows"
-    sentences = [f"{which}: accuracy {_percent(right)}; {_by_class(right, y, data.classes)}."]
+    sentences = [
+        f"{which}: accuracy {percent(_mean(right), 1)}; {_by_class(right, y, data.classes)}."
+    ]
     keep = x.isfinite().flatten(1).all(1)
     if lengths is not None:
         T = int(ends[0].double().quantile(0.9, interpolation="lower"))
@@ -91,14 +94,14 @@ def _of_text(trained: Trained, part: str, count: int) -> Subset:
 
 
 def _by_class(right: Tensor, y: Tensor, classes: tuple[str, ...]) -> str:
-    """The share of each class, or of the worst three of many."""
-    shares = {c: right[y == c] for c in y.unique().tolist()}
-    worst = sorted(shares, key=lambda c: shares[c].double().mean().item())
+    """The fraction of each class, or of the worst three of many."""
+    fractions = {c: _mean(right[y == c]) for c in y.unique().tolist()}
+    worst = sorted(fractions, key=lambda c: fractions[c])
     few = len(worst) <= 6
     named = sorted(worst) if few else worst[:3]
-    listed = ", ".join(f"{classes[c]} {_percent(shares[c])}" for c in named)
+    listed = ", ".join(f"{classes[c]} {percent(fractions[c], 1)}" for c in named)
     return f"{'by class' if few else 'worst of the classes'}: {listed}"
 
 
-def _percent(right: Tensor) -> str:
-    return f"{100 * right.double().mean().item():.1f} %"
+def _mean(right: Tensor) -> float:
+    return right.double().mean().item()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fixpoint import Result, __version__
 from fixpoint.analysis import contraction_profile, equilibrium_gap, evenly_spaced
+from fixpoint.analysis.verdict import gap_quantiles
 from fixpoint.data import Dataset
 from fixpoint.models import (
     ERNN,
@@ -30,14 +31,20 @@ from fixpoint.training.engine.model_factory import make_model
 from fixpoint.training.engine.tasks import make_task
 from fixpoint.training.recipe.schema import Machine, Recipe
 
+_NO_STATISTICS: dict[str, Any] = dict.fromkeys(
+    ("mean_iterations", "mean_residual", "gap", "fraction_converged")
+)
+
 
 def build_model(recipe: Recipe, data: Dataset) -> nn.Module:
     """The untrained model of a recipe.
 
     Raises:
         ValueError: a name is unknown, or options do not go together.
+        MemoryError: it does not fit into memory.
     """
-    return make_model(recipe.model, data, bptt=recipe.training.bptt)
+    with _fits_memory(recipe):
+        return make_model(recipe.model, data, bptt=recipe.training.bptt)
 
 
 def make_fabric(machine: Machine) -> Fabric:
@@ -84,7 +91,7 @@ def run_experiment(
         fabric: `make_fabric(recipe.machine)` if not given.
     """
     fabric = fabric or make_fabric(recipe.machine)
-    with _default_dtype(recipe.machine.precision):
+    with _default_dtype(recipe.machine.precision), _fits_memory(recipe):
         return _run(recipe, data, report, folder, fabric)
 
 
@@ -114,16 +121,19 @@ def _run(
     ):
         epochs.append(epoch)
         report(epoch)
+    lost = not isfinite(epochs[-1].train_loss)
+    after = None if lost else _profile(model, windows)
     return {
         "key": recipe.key,
         "run": recipe.flat,
         "label": recipe.label,
         **_summary(epochs, task.metric),
+        "guessing_loss": task.guessing_loss(),
         "parameters": parameter_count(model),
         "size_kb": size_kb(model),
-        **_solve_statistics(model, probe),
+        **(_NO_STATISTICS if lost else _solve_statistics(model, probe)),
         "epochs": [e._asdict() for e in epochs],
-        "contraction": before and {"before": before, "after": _profile(model, windows)},
+        "contraction": {"before": before, "after": after} if before and after else None,
         "versions": {
             "fixpoint": __version__,
             "torch": torch.__version__,
@@ -149,6 +159,28 @@ def _summary(epochs: list[Epoch], metric: str) -> dict[str, Any]:
         "seconds_per_epoch": sum(e.seconds for e in epochs) / len(epochs),
         "peak_memory_mib": max(memory, default=None),
     }
+
+
+@contextmanager
+def _fits_memory(recipe: Recipe) -> Iterator[None]:
+    """A MemoryError that says what to do, where torch cannot allocate a tensor."""
+    try:
+        yield
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        text = str(error)
+        known = (
+            "can't allocate memory",
+            "not enough memory",
+            "out of memory",
+            "overflow",
+            "too big",
+        )
+        if not isinstance(error, MemoryError) and not any(k in text.lower() for k in known):
+            raise
+        raise MemoryError(
+            f"not enough memory for model.hidden={recipe.model.hidden} and "
+            f"training.batch_size={recipe.training.batch_size}: choose smaller ones"
+        ) from None
 
 
 @contextmanager
@@ -215,11 +247,11 @@ def _of_epoch(model: nn.Module, x: Tensor) -> dict[str, float | None]:
 
 
 @torch.no_grad()
-def _solve_statistics(model: nn.Module, x: Tensor) -> dict[str, float | None]:
+def _solve_statistics(model: nn.Module, x: Tensor) -> dict[str, Any]:
     """How the solves of the model went, over all sequences of x and time steps."""
     layer = _layer(model)
     if not isinstance(layer, ERNN):
-        return {"mean_iterations": None, "mean_residual": None, "fraction_converged": None}
+        return _NO_STATISTICS
     features = _features(model, x)
     path = layer.trajectory(features)
     gap = equilibrium_gap(layer.cell, features.transpose(0, 1), path.output.transpose(0, 1))
@@ -228,6 +260,7 @@ def _solve_statistics(model: nn.Module, x: Tensor) -> dict[str, float | None]:
     return {
         "mean_iterations": path.iterations.cpu().double().mean().item(),
         "mean_residual": gap.nanmean().item(),
+        "gap": (quantiles := gap_quantiles(gap)) and list(quantiles),
         "fraction_converged": converged if tolerance else None,
     }
 
@@ -237,7 +270,10 @@ def _profile(model: nn.Module, windows: Tensor) -> dict[str, Any] | None:
     layer = _layer(model)
     if not isinstance(layer, ERNN):
         return None
-    profile = contraction_profile(layer, _features(model, windows))
+    try:
+        profile = contraction_profile(layer, _features(model, windows))
+    except torch.linalg.LinAlgError:  # weights so large that a decomposition fails
+        return None
     lists = {name: part.tolist() for name, part in profile._asdict().items()}
     return {**lists, "fraction_holding": profile.fraction_holding}
 

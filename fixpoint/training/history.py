@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fixpoint.analysis.training_history import History
+from fixpoint.training.engine.fit import fit
+from fixpoint.training.engine.tasks import Score, evaluate
+from fixpoint.training.experiment import make_fabric
+from fixpoint.training.recipe.schema import Machine, Training
 
 
 def record_training(
@@ -25,10 +29,7 @@ def record_training(
     seed: int = 0,
     watch: Callable[[nn.Module], Any] = lambda model: None,
 ) -> History:
-    """Train a classifier with Adam and keep what the paper's hypotheses are about.
-
-    A plain loop for short runs that are looked at closely; `fixpoint.training` trains for
-    results.
+    """Train a classifier with Adam at a constant rate, and keep its course.
 
     Args:
         model: logits (B, C) of x.
@@ -53,40 +54,43 @@ def record_training(
         >>> history.parameters.shape, parameter_drift(history.parameters).to_last[-1].item()
         (torch.Size([4, 6]), 0.0)
     """
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    order = torch.Generator().manual_seed(seed)
-    tested, snapshots, watched = [], [], []
-    losses = [_evaluate(model, x, y)[0]]
+    training = Training(
+        epochs=epochs, batch_size=batch_size, lr=lr, clip=clip, seed=seed, schedule="constant"
+    )
+    task = _Labelled(x, y, test or (x, y), batch_size)
+    snapshots, watched = [], []
 
-    def look() -> None:
+    @torch.no_grad()
+    def observe() -> dict[str, Any]:
         model.eval()
-        with torch.no_grad():
-            watched.append(watch(model))
-            snapshots.append(nn.utils.parameters_to_vector(model.parameters()).clone())
-        if test is not None:
-            tested.append(_evaluate(model, *test))
+        watched.append(watch(model))
+        snapshots.append(nn.utils.parameters_to_vector(model.parameters()).clone())
+        return {}
 
-    look()
-    for _ in range(epochs):
-        model.train()
-        total = 0.0
-        for rows in torch.randperm(len(x), generator=order).split(batch_size):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x[rows]), y[rows])
-            loss.backward()
-            if clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
-            total += loss.item() * len(rows)
-        losses.append(total / len(x))
-        look()
-    test_loss, accuracy = torch.tensor(tested).T if tested else (None, None)
+    losses, tested = [task.score(model, "train").loss], [task.score(model, "test")]
+    observe()
+    fabric = make_fabric(Machine(device=x.device.type))  # type: ignore[arg-type]
+    for epoch in fit(fabric, model, task, training, observe=observe):
+        losses.append(epoch.train_loss)
+        tested.append(Score(epoch.test_loss, epoch.accuracy or 0.0))
+    test_loss, accuracy = torch.tensor(tested).T if test else (None, None)
     return History(torch.tensor(losses), test_loss, accuracy, torch.stack(snapshots), watched)
 
 
-@torch.no_grad()
-def _evaluate(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Mean loss, and accuracy in percent."""
-    model.eval()
-    logits = torch.cat([model(rows) for rows in x.split(512)])
-    return F.cross_entropy(logits, y).item(), 100 * (logits.argmax(1) == y).double().mean().item()
+class _Labelled:
+    """Inputs of any shape with a class each, as a task of `fit`."""
+
+    metric = "accuracy"
+    parts = ("train", "test")
+
+    def __init__(self, x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], batch_size: int) -> None:
+        self.data = {"train": (x, y), "test": test}
+        self.batch_size = batch_size
+
+    def losses(self, model: nn.Module, order: torch.Generator) -> Iterator[tuple[Tensor, int]]:
+        x, y = self.data["train"]
+        for rows in torch.randperm(len(x), generator=order).split(self.batch_size):
+            yield F.cross_entropy(model(x[rows]), y[rows]), len(rows)
+
+    def score(self, model: nn.Module, part: str) -> Score:
+        return Score(*evaluate(model, *self.data[part]))

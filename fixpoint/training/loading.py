@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fixpoint.data import Dataset
 from fixpoint.training.engine.checkpoint import WEIGHTS, Checkpoint
-from fixpoint.training.engine.run_data import prepare
+from fixpoint.training.engine.run_data import locate_data, prepare
 from fixpoint.training.experiment import build_model
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.recipe.toml import RECIPE, load_recipe
@@ -41,15 +41,17 @@ class Trained(NamedTuple):
         return dtype
 
 
-def load_trained(path: Path | str) -> Trained:
+def load_trained(path: Path | str, *, data: str | None = None) -> Trained:
     """The model that `fixpoint train` or `compare` left in a folder, with its data.
 
     Args:
         path: the folder of a run, as runs/train/KEY, of which the last checkpoint is taken; one
             of its checkpoints; or a file of weights in it, as best.safetensors.
+        data: where its data are now, if they were moved.
 
     Raises:
-        ValueError: there is no such run, it has no checkpoint yet, or a file of it is damaged.
+        ValueError: there is no such run, it has no checkpoint yet, a file of it is damaged, or the
+            data are not those it was trained on.
         OSError: a file, or that of the data set, is not there.
 
     Example:
@@ -67,8 +69,9 @@ def load_trained(path: Path | str) -> Trained:
     if recipe.training.halve_choices:
         # The period was chosen on a validation part, the model then trained on all.
         recipe = recipe.changed(halve_choices=(), validation=0.0)
-    data = prepare(recipe).data
-    model = build_model(recipe, data)
+    recipe = locate_data(recipe, folder, data)
+    ready = prepare(recipe).data
+    model = build_model(recipe, ready)
     state = _read(weights)
     if any(value.dtype == torch.float64 for value in state.values()):
         model.double()
@@ -80,7 +83,7 @@ def load_trained(path: Path | str) -> Trained:
             f"{weights} does not fit the model of {folder / RECIPE} ({reason}): they are of "
             "different runs, or its data set has changed"
         ) from None
-    return Trained(recipe, data, model.eval(), weights, folder)
+    return Trained(recipe, ready, model.eval(), weights, folder)
 
 
 def _find(path: Path) -> tuple[Path, Path]:
@@ -102,7 +105,8 @@ def _find(path: Path) -> tuple[Path, Path]:
     epochs = Checkpoint(folder).epochs
     if not epochs:
         raise ValueError(
-            f"{folder} has no checkpoint yet: one is written after each epoch of training"
+            f"{folder} has no checkpoint: one is written after each epoch of training with a loss "
+            "that is finite"
         )
     return folder, epochs[-1] / WEIGHTS
 

@@ -161,7 +161,7 @@ def test_time_steps_that_were_not_looked_at_do_not_break_a_range():
 
 
 def test_a_model_without_an_ernn():
-    with pytest.raises(TypeError, match="diagnose looks at an ERNN; got LSTM: pass an ERNN"):
+    with pytest.raises(TypeError, match="diagnose is for an ERNN; got LSTM: pass an ERNN"):
         diagnose(nn.LSTM(3, 4), sample(2, 1, 3))
     with pytest.raises(ValueError, match="makes no updates"):
         diagnose(ERNN(3, 4, max_iter=0), sample(2, 1, 3))

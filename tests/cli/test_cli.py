@@ -48,7 +48,7 @@ def test_help_lists_commands_and_options():
     ("command", "default"),
     [
         ("train", "ERNN"),
-        ("compare", "what makes sense"),
+        ("compare", "per solver"),
         ("compare", "jordan for inexact-newton, self-feedback for the others"),
         ("compare", "cores"),
         ("report", "report.html in the first folder"),
@@ -153,7 +153,7 @@ def test_a_damaged_data_file(tmp_path):
 
 def test_an_archive_that_is_not_there(tmp_path):
     result = run("data", "fetch", "har2", "--archive", "none.zip", FIXPOINT_DATA=str(tmp_path))
-    assert_one_line(result, "^fixpoint: there is no file none.zip: give an archive that is there$")
+    assert_one_line(result, "^fixpoint: there is no file none.zip: give the path of an archive$")
 
 
 # figures
@@ -165,7 +165,12 @@ def test_figures_are_drawn_and_named(tmp_path):
         *("--out", str(tmp_path / "new"), "--dataset", "har2-sample"),
     )
     assert result.exit_code == 0, result.output
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["h2.png", "phi.png"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "h2.png",
+        "h2.txt",
+        "phi.png",
+        "phi.txt",
+    ]
     text = " ".join(result.stdout.split())
     assert "phi.png: Phi and Phi' over alpha" in text
     assert re.search(r"toy walks after 1 epochs: RNN \d+\.\d %, ERNN \d+\.\d %", text)

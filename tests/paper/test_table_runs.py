@@ -27,7 +27,7 @@ def test_a_table_on_the_sample(tmp_path):
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     records = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert [r["label"] for r in records] == ["rnn", "lstm"]
+    assert [r["label"] for r in records] == ["RNN", "LSTM"]
     assert records[0]["run"]["clip"] == 1.0  # of the recipe
     assert records[0]["run"]["epochs"] == 1
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith("  HAR-2")]
@@ -37,7 +37,7 @@ def test_a_table_on_the_sample(tmp_path):
             f"{record['accuracy_best']:.2f}",
             f"{record['accuracy_last']:.2f}",
         ]
-    assert "rnn" in (tmp_path / "report.html").read_text()
+    assert "RNN" in (tmp_path / "report.html").read_text()
     again = invoke(*arguments)
     assert "2 of 2 runs are already in" in again.stdout
 

@@ -70,7 +70,9 @@ def test_record(tiny, run):
     count = weights + 4 * 4 + 4 * 9 + 4 + eta + (2 * 4 + 2)
     assert record["parameters"] == count
     assert record["size_kb"] == 4 * count / 1024
-    assert record["label"] == ("inexact-newton K=2" if run is RUN else "picard")
+    assert record["label"] == (
+        "ERNN K=2 (inexact Newton, Jordan)" if run is RUN else "ERNN (Picard, self-feedback)"
+    )
     if run is RUN:
         assert record["mean_iterations"] == 2
         assert record["fraction_converged"] is None

@@ -3,7 +3,16 @@
 Only this package loads matplotlib; it sets nothing global.
 """
 
+from fixpoint._messages import missing_extra
+
+try:
+    import matplotlib as _matplotlib  # noqa: F401
+except ModuleNotFoundError:
+    raise missing_extra("fixpoint.analysis.plots", "matplotlib", "bench") from None
+
 from fixpoint.analysis.plots.condition import (
+    CONDITION_CAPTION,
+    CONTRACTION_CAPTION,
     contraction_figure,
     diagnosis_figure,
     plot_contraction,
@@ -25,6 +34,7 @@ from fixpoint.analysis.plots.solvers import (
 )
 from fixpoint.analysis.plots.style import (
     COLORS,
+    FORMATS,
     METHODS,
     Figure,
     add_legend,
@@ -48,6 +58,9 @@ from fixpoint.analysis.plots.trajectory import plot_updates
 
 __all__ = [
     "COLORS",
+    "CONDITION_CAPTION",
+    "CONTRACTION_CAPTION",
+    "FORMATS",
     "METHODS",
     "Figure",
     "add_legend",

@@ -16,15 +16,28 @@ from fixpoint.analysis.diagnosis import Diagnosis
 from fixpoint.analysis.plots.style import (
     COLORS,
     add_legend,
+    add_title,
     figure_of,
     legend_below,
+    literal,
     log_y,
     panel,
     panels,
 )
 
-BEFORE, AFTER, INTERVAL = COLORS["grey"], COLORS["blue"], COLORS["orange"]
+BEFORE, AFTER = COLORS["grey"], COLORS["blue"]
+INTERVAL, USED = COLORS["orange"], COLORS["green"]
 NORM = r"$\|I + \eta f'(h)\|_2$"
+CONTRACTION_CAPTION = (
+    "Above: ||I + eta f'(h)||_2 over time before and after training, median and range of the "
+    "windows; below 1 (dashed) the iteration contracts. Below: eta used, and the interval of eta "
+    "in which it contracts for every window. One column for each model and update."
+)
+CONDITION_CAPTION = (
+    "From above: ||I + eta f'(h)||_2 over time, median and range of the windows, below 1 (dashed) "
+    "the iteration contracts; eta used and the interval in which it contracts for every window; "
+    "distance of the states from equilibrium, median and 10 % to 90 % of the windows."
+)
 
 
 def plot_contraction(axes: Axes, before: dict[str, Any], after: dict[str, Any], k: int) -> None:
@@ -34,14 +47,23 @@ def plot_contraction(axes: Axes, before: dict[str, Any], after: dict[str, Any], 
         axes: where to draw.
         before, after: a `ContractionProfile` as lists, see `fixpoint.training.execute`.
         k: index of the update.
+
+    Raises:
+        TypeError: `axes` is a profile.
     """
-    for profile, color, name in ((before, BEFORE, "before training"), (after, AFTER, "after")):
-        norm = np.array(profile["norm"])[:, k]
+    if isinstance(axes, ContractionProfile):
+        raise TypeError("plot_contraction takes axes and two profiles: use plot_profile(profile)")
+    for profile, color, name in (
+        (before, BEFORE, "before training"),
+        (after, AFTER, "after training"),
+    ):
+        norm = np.array(profile["norm"], dtype=float)[:, k]
         t = np.array(profile["t"]) + 1
-        axes.plot(t, np.median(norm, 1), color=color, marker="o", markersize=3, label=name)
-        axes.fill_between(t, norm.min(1), norm.max(1), color=color, alpha=0.2, linewidth=0)
+        axes.plot(t, np.nanmedian(norm, 1), color=color, marker="o", markersize=3, label=name)
+        low, high = np.nanmin(norm, 1), np.nanmax(norm, 1)
+        axes.fill_between(t, low, high, color=color, alpha=0.2, linewidth=0)
     axes.axhline(1, color="black", linestyle="--", linewidth=1)
-    axes.set_ylabel(r"$\|I + \eta f'(h)\|_2$")
+    axes.set_ylabel(NORM)
 
 
 def plot_feasible_eta(axes: Axes, after: dict[str, Any], k: int) -> None:
@@ -58,32 +80,38 @@ def plot_feasible_eta(axes: Axes, after: dict[str, Any], k: int) -> None:
     axes.fill_between(
         t, lower, upper, where=good, color=INTERVAL, alpha=0.35, linewidth=0, label=band
     )
-    axes.vlines(t[good], lower[good], upper[good], color=INTERVAL, linewidth=1.5)
+    # Between two steps without an interval the band has no width.
+    alone = good & ~np.append(False, good[:-1]) & ~np.append(good[1:], False)
+    axes.vlines(t[alone], lower[alone], upper[alone], color=INTERVAL, alpha=0.35, linewidth=3)
     if not good.all():
         axes.plot(
             t[~good], np.zeros((~good).sum()), "x", color=INTERVAL, label="no feasible $\\eta$"
         )
-    axes.plot(t, eta, color=AFTER, marker="o", markersize=3, label=r"$\eta$ used")
+    axes.plot(t, eta, color=USED, marker="s", markersize=2.5, label=r"$\eta$ used")
     axes.axhline(0, color="black", linewidth=0.5)
     axes.set_ylabel(r"$\eta$")
     axes.set_xlabel("time step $t$")
 
 
 def contraction_figure(records: list[dict[str, Any]]) -> Figure:
-    """One column for each update of each record: the norm above, eta and its interval below."""
+    """One column for each update of each record: the norm above, eta and its interval below.
+
+    Raises:
+        TypeError: not records of runs, as of `fixpoint.training.run_experiment`.
+    """
+    if isinstance(records, ContractionProfile):
+        raise TypeError("contraction_figure takes records of runs: use plot_profile(profile)")
     columns = [(r, k) for r in records for k in range(len(r["contraction"]["after"]["eta"][0]))]
-    figure = Figure(figsize=(max(3.1 * len(columns), 5), 5.2), layout="constrained")
-    grid = figure.subplots(2, len(columns), sharex=True, squeeze=False)
+    axes = panels(2, len(columns), height=2.2, sharex=True)
+    figure, grid = figure_of(axes[0]), np.array(axes).reshape(2, -1)
     for (record, k), top, bottom in zip(columns, grid[0], grid[1], strict=True):
         before, after = record["contraction"]["before"], record["contraction"]["after"]
         plot_contraction(top, before, after, k)
         plot_feasible_eta(bottom, after, k)
         updates = len(after["eta"][0])
         which = f", k={k + 1}" if updates > 1 else ""
-        top.set_title(f"{record['label']}{which}\n{record['run']['cell']} cell", fontsize=10)
-    legend_below(figure, grid.ravel().tolist())
-    run = records[0]["run"]
-    figure.suptitle(f"Convergence condition on {run['dataset']}: below 1 the solve contracts")
+        add_title(top, f"{literal(record['label'])}{which}")
+    legend_below(figure, axes, columns=2 * len(columns))
     return figure
 
 
@@ -234,7 +262,7 @@ def plot_iterations(profile: ContractionProfile, axes: Axes | None = None) -> Ax
     axes.fill_between(k, *_range(norm), color=AFTER, alpha=0.2, linewidth=0)
     upper = profile.upper[0].amin(1)  # NaN where one sample has none
     axes.plot(k, upper, "s--", color=INTERVAL, markersize=2.5, label=r"largest feasible $\eta$")
-    axes.plot(k, profile.eta[0], ":", color=BEFORE, label=r"$\eta$ used")
+    axes.plot(k, profile.eta[0], ":", color=USED, label=r"$\eta$ used")
     axes.axhline(1, color="black", linestyle="--", linewidth=0.8)
     axes.set(xlabel="update $k$", ylabel=r"norm, $\eta$")
     axes.set_ylim(bottom=min(0, float(profile.eta.min())))

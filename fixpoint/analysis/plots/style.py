@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, FuncFormatter
 from numpy.typing import NDArray
+
+from fixpoint._messages import unknown_name
 
 COLUMN = 3.3
 """Width of a column of a two-column paper, in inches."""
@@ -51,6 +53,9 @@ METHODS: dict[str, tuple[str, str, str]] = {
 }
 """Color, marker and line of each method: the same in every figure, and told apart in grey too."""
 
+FORMATS = ("png", "pdf", "svg")
+"""Formats of a saved figure."""
+
 TEXT: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -61,26 +66,35 @@ TEXT: Any = {
 }
 
 
-def style_of(name: str) -> dict[str, Any]:
+NUMBERED = ("blue", "vermilion", "green", "purple", "sky", "orange", "black")
+DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (2, 2), (7, 2, 2, 2))
+
+
+def style_of(method: str | int) -> dict[str, Any]:
     """Keywords of `Axes.plot` for a method: its own of `METHODS`, or one found from its name.
+
+    A number, as of a configuration among others, has color and dashes alone; the first 28 differ.
 
     Example:
         >>> from fixpoint.analysis import plots
         >>> plots.style_of("anderson")["color"]
         '#009E73'
     """
-    if name in METHODS:
-        color, marker, line = METHODS[name]
+    if isinstance(method, int):
+        dashes = DASHES[method // len(NUMBERED) % len(DASHES)]
+        return {"color": COLORS[NUMBERED[method % len(NUMBERED)]], "linestyle": (0, dashes)}
+    if method in METHODS:
+        color, marker, line = METHODS[method]
     else:
         palette = list(COLORS)
-        color = palette[zlib.crc32(name.encode()) % len(palette)]
+        color = palette[zlib.crc32(method.encode()) % len(palette)]
         marker, line = "p", (0, (4, 1, 1, 1))  # type: ignore[assignment]
     return {
         "color": COLORS[color],
         "marker": marker,
         "markersize": 3.5,
         "linestyle": line,
-        "label": name,
+        "label": method,
     }
 
 
@@ -149,17 +163,59 @@ def add_title(axes: Axes, text: str) -> None:
     axes.set_title(text, fontsize=axes.xaxis.label.get_fontsize())
 
 
-def legend_below(figure: Figure, axes: list[Axes]) -> None:
+def literal(text: str) -> str:
+    """Text in which matplotlib reads no mathematics."""
+    return text.replace("$", r"\$")
+
+
+def legend_below(figure: Figure, axes: list[Axes], *, columns: int = 2) -> None:
     """One legend for all axes, under them: inside it would hide a curve."""
     handles: dict[str, Any] = {}
     for one in axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     figure.legend(
-        list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles)
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=min(columns, len(handles)),
+        fontsize=axes[0].xaxis.label.get_fontsize() - 1,  # type: ignore[operator]
     )
 
 
-def save(figure: Figure, path: Path | str, *, dpi: int = 150) -> None:
-    """Write a figure as PNG, `dpi` dots an inch."""
-    FigureCanvasAgg(figure).print_figure(path, dpi=dpi)
+def save(figure: Figure, path: Path | str, *, dpi: int = 150, caption: str | None = None) -> None:
+    """Write a figure in the format of the suffix: .png, .pdf or .svg.
+
+    Text is text in a PDF, in an embedded TrueType font, and in an SVG.
+
+    Args:
+        dpi: dots an inch, of a PNG.
+        caption: written beside the figure, with the suffix .txt.
+
+    Raises:
+        ValueError: another suffix.
+    """
+    path = Path(path)
+    path.write_bytes(rendered(figure, path.suffix.removeprefix("."), dpi=dpi))
+    if caption is not None:
+        path.with_suffix(".txt").write_text(caption + "\n", encoding="utf-8")
+
+
+def rendered(figure: Figure, kind: str, *, dpi: int = 150) -> bytes:
+    """The figure as the content of a file; the same figure gives the same bytes.
+
+    Raises:
+        ValueError: the kind is none of `FORMATS`.
+    """
+    if kind not in FORMATS:
+        raise ValueError(unknown_name("format", kind, FORMATS))
+    options: Any = {
+        "pdf.fonttype": 42,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "fixpoint",
+    }
+    dates: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    content = io.BytesIO()
+    with matplotlib.rc_context(options):
+        figure.savefig(content, format=kind, dpi=dpi, metadata=dates.get(kind))
+    return content.getvalue()

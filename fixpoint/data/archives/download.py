@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fixpoint._messages import missing_extra
+
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
@@ -33,7 +35,10 @@ class Archive:
         """Whether a file has the published checksum."""
         if self.checksum is None:
             return False
-        import pooch  # not at the top: it loads requests
+        try:
+            import pooch
+        except ModuleNotFoundError:
+            raise missing_extra("a download", "pooch", "bench") from None
 
         method, _, digest = self.checksum.partition(":")
         return pooch.file_hash(str(path), alg=method) == digest
@@ -61,7 +66,10 @@ def download(archive: Archive, folder: Path, bar: Bar | None = None) -> Path:
         OSError: the download failed; the message says how to supply the file by hand.
         ValueError: the checksum differs from the published one.
     """
-    import pooch  # not at the top: it loads requests
+    try:
+        import pooch
+    except ModuleNotFoundError:
+        raise missing_extra("a download", "pooch", "bench") from None
 
     pooch.get_logger().setLevel("ERROR")
     try:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from fixpoint._messages import unknown_name
+from fixpoint._messages import missing_extra, unknown_name
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Stall, Trace
 from fixpoint.solvers.base import Record, Solver, SolverOptions, checked_record
@@ -180,7 +180,10 @@ class _SampleSolve:
 
     def run(self, derivatives: Derivatives) -> None:
         """Let SciPy search from the start."""
-        from scipy.optimize import root
+        try:
+            from scipy.optimize import root
+        except ModuleNotFoundError:
+            raise missing_extra("SciPySolver", "scipy", "bench") from None
 
         if not self.open:
             return

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from fixpoint._messages import unknown_name
+from fixpoint._messages import missing_extra, unknown_name
 from fixpoint._tree import Packing, Tree
 from fixpoint._validation import at_least, non_negative, positive
 from fixpoint.derivatives import Derivatives, MatrixMap
@@ -143,7 +143,10 @@ class TorchDEQSolver(Solver):
 
     def _their_run(self, masked: _MaskedMap, z: Tensor) -> tuple[Tensor, Tensor]:
         """torchdeq's state, (B, D), and the step at which it found it, (B,)."""
-        from torchdeq.solver import get_solver
+        try:
+            from torchdeq.solver import get_solver
+        except ModuleNotFoundError:
+            raise missing_extra("TorchDEQSolver", "torchdeq", "bench") from None
 
         last = torch.full_like(masked.r, self.max_iter)
         if self.max_iter == 0 or z.numel() == 0:
@@ -253,7 +256,10 @@ def register_torchdeq(prefix: str = "fixpoint-") -> list[str]:
         >>> round(z.item(), 2)
         0.74
     """
-    from torchdeq.solver import register_solver
+    try:
+        from torchdeq.solver import register_solver
+    except ModuleNotFoundError:
+        raise missing_extra("register_torchdeq", "torchdeq", "bench") from None
 
     from fixpoint.solvers import SOLVERS
 

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from fixpoint.training.commands.console import say
 from fixpoint.training.commands.progress import RunProgress, run_name
+from fixpoint.training.commands.save_figure import save_figure
 from fixpoint.training.commands.workers import run_all
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.engine.fit import Epoch
 from fixpoint.training.engine.run_data import preparer
 from fixpoint.training.experiment import build_model, make_fabric
+from fixpoint.training.recipe.names import run_label
 from fixpoint.training.recipe.schema import Recipe
+from fixpoint.training.results.aggregate import by_dataset
 from fixpoint.training.results.html_report import render
 from fixpoint.training.results.store import Record, Records, open_records
-from fixpoint.training.results.table import comparison_table, findings
+from fixpoint.training.results.table import comparison_table
+from fixpoint.training.results.verdict import divergence, findings
 
 
-def run_comparison(console: Console, runs: list[Recipe], *, out: Path, jobs: int) -> list[Record]:
+def run_comparison(
+    console: Console,
+    runs: list[Recipe],
+    *,
+    out: Path,
+    jobs: int,
+    formats: Sequence[str] = ("png",),
+) -> list[Record]:
     """Run what is not finished yet and show everything.
 
     Pairs of cell, solver and backward that make no sense are left out and named, unless nothing
@@ -30,6 +43,7 @@ def run_comparison(console: Console, runs: list[Recipe], *, out: Path, jobs: int
         runs: see `make_grid`.
         out: folder of `runs.jsonl`, `report.html`, `contraction.png` and the checkpoints.
         jobs: runs at a time.
+        formats: of the figure, of png, pdf and svg.
 
     Raises:
         ValueError: an option is wrong, or no run is left; nothing has been run then.
@@ -45,7 +59,7 @@ def run_comparison(console: Console, runs: list[Recipe], *, out: Path, jobs: int
     runs = _buildable(console, runs)
     records = open_records(out)
     done = run_missing(console, runs, records, out=out, jobs=jobs)
-    show(console, done, out)
+    show(console, done, out, formats)
     if len(done) < len(runs):
         raise ValueError(f"{len(runs) - len(done)} of {len(runs)} runs failed, see above")
     return done
@@ -54,40 +68,40 @@ def run_comparison(console: Console, runs: list[Recipe], *, out: Path, jobs: int
 def run_missing(
     console: Console, runs: list[Recipe], records: Records, *, out: Path, jobs: int
 ) -> list[Record]:
-    """The records of those runs that ended well, after running what is not in `records`."""
+    """The records of those runs that were finished, after running what is not in `records`."""
     todo = [run for run in runs if run.key not in records.by_key]
     if len(todo) < len(runs):
-        console.print(
-            f"{len(runs) - len(todo)} of {len(runs)} runs are already in {records.path}",
-            soft_wrap=True,
-        )
-    with RunProgress(console) as progress:
-        tasks = {run: progress.add(run) for run in todo}
-        for run, event in run_all(todo, jobs, out):
-            if isinstance(event, Epoch):
-                progress.advance(tasks[run], event)
-            elif isinstance(event, dict):
-                records.append(event)
-                progress.stop(tasks[run])
-            else:
-                console.print(f"{run_name(run)} failed: {event}", highlight=False, soft_wrap=True)
-                progress.stop(tasks[run], "failed")
+        say(console, f"{len(runs) - len(todo)} of {len(runs)} runs are already in {records.path}")
+    if todo:
+        with RunProgress(console, todo) as progress:
+            for run, event in run_all(todo, jobs, out):
+                if isinstance(event, Epoch):
+                    progress.advance(run, event)
+                elif isinstance(event, dict):
+                    records.append(event)
+                    progress.stop(run)
+                else:
+                    say(console, f"{run_name(run)} failed: {event}")
+                    progress.stop(run, "failed")
     return [records.by_key[run.key] for run in runs if run.key in records.by_key]
 
 
-def show(console: Console, records: list[Record], out: Path) -> None:
+def show(console: Console, records: list[Record], out: Path, formats: Sequence[str]) -> None:
     """A table for each data set, what the numbers mean, and the figure of the condition."""
-    for dataset in dict.fromkeys(r["run"]["dataset"] for r in records):
-        console.print(comparison_table([r for r in records if r["run"]["dataset"] == dataset]))
-    solved = [r for r in records if r["contraction"]]
-    for record in solved:
-        if record["run"]["seed"] == records[0]["run"]["seed"]:
-            console.print(findings(record), highlight=False, soft_wrap=True)
+    for group in by_dataset(records).values():
+        console.print(comparison_table(group))
+    for record in records:
+        first = record["run"]["seed"] == records[0]["run"]["seed"]
+        text = findings(record) if first or divergence(record) else None
+        if text:
+            say(console, text)
     if records:
-        figure = f"   Figure: {_draw(solved, out)}" if solved else ""
+        solved = [r for r in records if r["contraction"]]
+        files = _draw(solved, out, formats) if solved else []
+        figure = f"   Figure: {', '.join(map(str, files))}" if files else ""
         page = out / "report.html"
         replace_file(page, render(records).encode())
-        console.print(f"Results: {out / 'runs.jsonl'}{figure}   Report: {page}", soft_wrap=True)
+        say(console, f"Results: {out / 'runs.jsonl'}{figure}   Report: {page}")
 
 
 def _buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
@@ -99,9 +113,9 @@ def _buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
         data, dropped = prepared(run)
         if run.data not in shown:
             shown.add(run.data)
-            console.print(f"{data!r}, normalized per {run.data.normalize}", highlight=False)
+            say(console, f"{data!r}, normalized per {run.data.normalize}")
             if dropped:
-                console.print(f"{dropped} training windows hold NaN or inf and are left out")
+                say(console, f"{dropped} training windows hold NaN or inf and are left out")
         try:
             build_model(run, data)
             good.append(run)
@@ -111,19 +125,18 @@ def _buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
     if not good:
         raise refused[0]
     for reason in refused:
-        console.print(f"Left out: {reason}", highlight=False, soft_wrap=True)
+        say(console, f"Left out: {reason}")
     return good
 
 
-def _draw(records: list[Record], out: Path) -> Path:
+def _draw(records: list[Record], out: Path, formats: Sequence[str]) -> list[Path]:
     """One panel for each solver: of several backwards and seeds the first."""
     from fixpoint.analysis import plots
 
-    shown: dict[tuple[str, str], Record] = {}
+    shown: dict[str, Record] = {}
     for record in records:
-        shown.setdefault((record["label"], record["run"]["cell"]), record)
-    path = out / "contraction.png"
+        shown.setdefault(run_label(record["run"]), record)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        plots.save(plots.contraction_figure(list(shown.values())), path)
-    return path
+        figure = plots.contraction_figure(list(shown.values()))
+        return save_figure(figure, out / "contraction", formats, plots.CONTRACTION_CAPTION)

@@ -6,9 +6,9 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-from fixpoint._messages import unknown_name
 from fixpoint.solvers import SOLVERS
 from fixpoint.training.engine.model_factory import BACKWARDS, resolve
+from fixpoint.training.recipe.plugins import load_plugin, named
 from fixpoint.training.recipe.schema import Recipe
 
 DEFAULT_SOLVERS = ("inexact-newton", "inexact-newton:2", "picard", "anderson", "broyden")
@@ -17,12 +17,17 @@ DEFAULT_SOLVERS = ("inexact-newton", "inexact-newton:2", "picard", "anderson", "
 def parse_solver(spec: str) -> tuple[str, int | None]:
     """ "name" or "name:max_iter" as name and number of updates, None where it is not given.
 
+    A name is one of `SOLVERS` or "package.module:Class".
+
     Raises:
-        ValueError: the name is unknown or the number is none.
+        ValueError: the name is unknown or the number is not one.
     """
     name, colon, count = spec.partition(":")
-    if name not in SOLVERS:
-        raise ValueError(unknown_name("solver", name, SOLVERS))
+    if colon and name not in SOLVERS and ":" in spec:
+        # The class of a solver, with or without a number behind it.
+        place, _, last = spec.rpartition(":")
+        name, colon, count = (place, ":", last) if last.isdecimal() else (spec, "", "")
+    named("solver", name, SOLVERS)
     if not colon:
         return name, None
     if not count.isdecimal() or int(count) < 1:
@@ -53,6 +58,8 @@ def make_grid(
     """
     if backwards == []:
         raise ValueError(f"--backward takes {' or '.join(BACKWARDS)}, or both by comma; got none")
+    for place in base.model.plugins:
+        load_plugin(place)
     runs = []
     for dataset, model in itertools.product(datasets, models):
         options = _ernn_options(base, solvers, cells, backwards) if model == "ernn" else [{}]

@@ -1,6 +1,9 @@
-"""Progress of runs on the terminal."""
+"""Progress of runs: bars on a terminal, elsewhere a line for each finished epoch."""
 
 from __future__ import annotations
+
+import time
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import (
@@ -13,56 +16,105 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fixpoint._messages import printable
+from fixpoint.training.commands.console import say
 from fixpoint.training.engine.fit import Epoch
 from fixpoint.training.recipe.schema import Recipe
 
+COMPILED = ("ernn", "fastrnn", "fastgrnn", "ugrnn")
+"""Models whose recurrence numba compiles in the first batch, unless its cache has it."""
+
 
 class RunProgress:
-    """A bar a run: epochs done, time used and left, loss and score."""
+    """Epochs done, loss, score, and time left, of several runs at once.
 
-    def __init__(self, console: Console) -> None:
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("epochs"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-        )
+    Args:
+        console: bars if it is a terminal, else lines, which a log file can hold.
+        runs: all that will be run, for the estimate of the time left.
+    """
+
+    def __init__(self, console: Console, runs: list[Recipe]) -> None:
+        self.console = console
+        self.total = {run: _epochs(run) for run in runs}
+        self.done = dict.fromkeys(runs, 0)
+        self.start = time.monotonic()
+        self.bars = _bars(console) if console.is_terminal else None
+        self.tasks = {run: self._bar(self.bars, run) for run in runs if self.bars}
 
     def __enter__(self) -> RunProgress:
-        self.progress.start()
+        if self.bars:
+            self.bars.start()
+        elif any(_first_note(run) for run in self.total):
+            say(self.console, "Compiling the recurrence once, which may take some 10 s.")
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.progress.stop()
+        if self.bars:
+            self.bars.stop()
 
-    def add(self, recipe: Recipe) -> TaskID:
-        """A bar that starts to count with the first epoch."""
-        t = recipe.training
-        total = t.epochs * (1 + len(t.halve_choices))
-        return self.progress.add_task(run_name(recipe), total=total, start=False, note="")
-
-    def advance(self, task: TaskID, epoch: Epoch) -> None:
+    def advance(self, run: Recipe, epoch: Epoch) -> None:
         """One more epoch is done."""
-        score = (
-            f"perplexity {epoch.perplexity:.1f}"
-            if epoch.accuracy is None
-            else f"test {epoch.accuracy:.1f} %"
-        )
-        self.progress.start_task(task)
-        self.progress.update(task, advance=1, note=f"loss {epoch.train_loss:.3f}  {score}")
+        self.done[run] += 1
+        if self.bars:
+            self.bars.start_task(self.tasks[run])
+            self.bars.update(self.tasks[run], advance=1, note=_result(epoch))
+            return
+        of = f"epoch {self.done[run]} of {self.total[run]}"
+        say(self.console, f"{run_name(run)}: {of}, {_result(epoch)}{self._left()}")
 
-    def stop(self, task: TaskID, note: str | None = None) -> None:
+    def stop(self, run: Recipe, note: str | None = None) -> None:
         """The run has ended; `note` says how if not well."""
-        if note is not None:
-            self.progress.update(task, note=note)
-        self.progress.stop_task(task)
+        self.total[run] = self.done[run]
+        if self.bars:
+            if note is not None:
+                self.bars.update(self.tasks[run], note=note)
+            self.bars.stop_task(self.tasks[run])
+
+    def _bar(self, bars: Progress, run: Recipe) -> TaskID:
+        name, note = printable(run_name(run)), _first_note(run)
+        return bars.add_task(name, total=self.total[run], start=False, note=note)
+
+    def _left(self) -> str:
+        """The time left, from the mean time of the epochs so far."""
+        done, total = sum(self.done.values()), sum(self.total.values())
+        seconds = (time.monotonic() - self.start) * (total - done) / done
+        return f"; about {_duration(seconds)} left" if total > done else ""
 
 
 def run_name(recipe: Recipe) -> str:
     """Short name of a run among others."""
     parts = [recipe.label, recipe.model.backward, f"seed {recipe.training.seed}"]
     return f"{recipe.data.dataset}: {', '.join(part for part in parts if part)}"
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("epochs"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        console=console,
+    )
+
+
+def _epochs(recipe: Recipe) -> int:
+    training = recipe.training
+    return training.epochs * (1 + len(training.halve_choices))
+
+
+def _first_note(recipe: Recipe) -> str:
+    compiled = recipe.model.model in COMPILED and recipe.machine.device == "cpu"
+    return "compiling once" if compiled and find_spec("numba") else ""
+
+
+def _result(epoch: Epoch) -> str:
+    if epoch.accuracy is None:
+        return f"loss {epoch.train_loss:.3f}, perplexity {epoch.perplexity:.1f}"
+    return f"loss {epoch.train_loss:.3f}, test {epoch.accuracy:.1f} %"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

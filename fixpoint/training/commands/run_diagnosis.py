@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,20 +22,28 @@ from fixpoint.analysis import (
 from fixpoint.analysis.hidden_states import recurrent_layer
 from fixpoint.models import ERNN
 from fixpoint.solvers import InexactNewton
+from fixpoint.training.commands.console import say
+from fixpoint.training.commands.save_figure import save_figure
 from fixpoint.training.evaluation_subset import Subset, subset
 from fixpoint.training.loading import load_trained
 
 SEEN = 64
-"""Most windows whose gradients are looked at; four times as many whose distances are."""
+"""Most windows whose gradients are computed; four times as many for distances of states."""
 LOST = 1e-3
-"""A gradient of which less is left has vanished; grown by more than the inverse, exploded."""
+"""Below this ratio of first to last gradient norm it counts as vanished, above its inverse as
+exploded."""
+GRADIENTS = "Norm of the gradient of the loss by h_t over that by h_T, median of the windows."
+DISCRIMINATION = (
+    "Mean distance of two states of one class over that of two of different classes; 1: the states "
+    "do not tell the classes apart."
+)
 
 
 class Finding(NamedTuple):
-    """Sentences, and figures (`fixpoint.analysis.plots.Figure`) by the name of their file."""
+    """Sentences, and figures (`fixpoint.analysis.plots.Figure`) with captions by name of file."""
 
     sentences: tuple[str, ...] = ()
-    figures: Mapping[str, Any] = MappingProxyType({})
+    figures: Mapping[str, tuple[Any, str]] = MappingProxyType({})
 
 
 def diagnose_run(
@@ -45,6 +53,8 @@ def diagnose_run(
     out: Path | None = None,
     part: str = "test",
     windows: int = 512,
+    data: str | None = None,
+    formats: Sequence[str] = ("png",),
 ) -> list[Path]:
     """Say and draw whether a trained model converges, on the data that it is for.
 
@@ -56,7 +66,9 @@ def diagnose_run(
         path: a folder or file of a training, see `load_trained`.
         out: folder of the figures; `diagnosis` in the folder of the training if not given.
         part: train, valid or test.
-        windows: most windows of it to look at, spread evenly.
+        windows: most windows of it to examine, evenly spaced.
+        data: where the data are now, if they were moved.
+        formats: of the figures, of png, pdf and svg.
 
     Returns:
         The figures' files.
@@ -65,7 +77,7 @@ def diagnose_run(
         ValueError: there is no trained model, it is damaged, or the data have no such part.
         OSError: the file of the data is missing, or `out` cannot be written.
     """
-    trained = load_trained(path)
+    trained = load_trained(path, data=data)
     chosen = subset(trained, part, windows)
     folder = _made(out or trained.folder / "diagnosis")
     layer = recurrent_layer(trained.model)
@@ -77,10 +89,16 @@ def diagnose_run(
         _classes(layer, chosen),
     ]
     for sentence in (sentence for finding in findings for sentence in finding.sentences):
-        console.print(sentence, highlight=False, soft_wrap=True)
-    figures = {name: figure for finding in findings for name, figure in finding.figures.items()}
-    files = _save(figures, folder)
-    console.print("Figures:", *files, highlight=False, soft_wrap=True)
+        say(console, sentence)
+    files = []
+    for name, (figure, caption) in (item for f in findings for item in f.figures.items()):
+        files += save_figure(
+            figure,
+            folder / name,
+            formats,
+            f"{caption} {trained.recipe.label}, {trained.data.name}.",
+        )
+    say(console, " ".join(["Figures:", *map(str, files)]))
     return files
 
 
@@ -91,13 +109,19 @@ def _equilibrium(layer: nn.Module, chosen: Subset) -> Finding:
         name = type(layer).__name__
         return Finding((f"{name} solves for no equilibrium: no condition is asked of it.",))
     diagnosis = diagnose(layer, chosen.features)
-    figures = {"condition": plots.diagnosis_figure(diagnosis)}
+    figures = {"condition": (plots.diagnosis_figure(diagnosis), plots.CONDITION_CAPTION)}
     solver = layer.fixed_point.solver
     if isinstance(solver, InexactNewton) and len(learned_eta(layer)) > 1:
-        figures["eta"] = plots.eta_figure(learned_eta(layer))
+        figures["eta"] = (
+            plots.eta_figure(learned_eta(layer)),
+            "Learned eta over time with its least-squares line; crosses are negative values.",
+        )
     if solver.has_tolerance:
         axes = plots.plot_updates(diagnosis.iterations, diagnosis.result)
-        figures["solves"] = plots.figure_of(axes)
+        figures["solves"] = (
+            plots.figure_of(axes),
+            "Updates of the solve at each time step: median and range of the windows.",
+        )
     return Finding(diagnosis.sentences, figures)
 
 
@@ -125,7 +149,7 @@ def _gradients(layer: nn.Module, chosen: Subset, model: Any) -> Finding:
         f"{between} (median of {len(rows)} windows): it {verdict}."
     )
     axes = plots.plot_gradient_norms({type(layer).__name__: norms})
-    return Finding((sentence,), {"gradients": plots.figure_of(axes)})
+    return Finding((sentence,), {"gradients": (plots.figure_of(axes), GRADIENTS)})
 
 
 def _classes(layer: nn.Module, chosen: Subset) -> Finding:
@@ -150,7 +174,7 @@ def _classes(layer: nn.Module, chosen: Subset) -> Finding:
         f"t = {last + 1}."
     )
     axes = plots.plot_discrimination({type(layer).__name__: ratio})
-    return Finding((sentence,), {"discrimination": plots.figure_of(axes)})
+    return Finding((sentence,), {"discrimination": (plots.figure_of(axes), DISCRIMINATION)})
 
 
 def _made(folder: Path) -> Path:
@@ -162,11 +186,3 @@ def _made(folder: Path) -> Path:
             "another one"
         ) from None
     return folder
-
-
-def _save(figures: dict[str, Any], folder: Path) -> list[Path]:
-    from fixpoint.analysis import plots
-
-    for name, figure in figures.items():
-        plots.save(figure, folder / f"{name}.png")
-    return [folder / f"{name}.png" for name in figures]

@@ -30,7 +30,7 @@ def run_all(
 
     Checkpoints are kept in `out`; see `train_recipe`.
 
-    On leaving early, by an exception or `close`, the running processes are ended.
+    On leaving early, by an exception or `close`, the running processes are ended and awaited.
     """
     context = multiprocessing.get_context("spawn")
     waiting = list(reversed(runs))
@@ -60,22 +60,33 @@ def run_all(
     finally:
         for _, process in running.values():
             process.terminate()
+        for _, process in running.values():
+            process.join()  # its lock is free then
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits for the end: nobody would know of a process that is half started."""
+    """Defer SIGINT and SIGTERM while a worker starts, so that it can always be terminated.
+
+    SIGINT is blocked meanwhile, which the worker inherits: Ctrl-C reaches its parent as well, which
+    terminates it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    mask = getattr(signal, "pthread_sigmask", None)  # not on Windows
+    if mask:
+        mask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed:
-        raise KeyboardInterrupt
+        signal.signal(signal.SIGTERM, before)
+        if mask:
+            mask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if received:
+        signal.raise_signal(received[0])
 
 
 def _work(run: Recipe, out: Path | None, events: Connection) -> None:
@@ -83,12 +94,12 @@ def _work(run: Recipe, out: Path | None, events: Connection) -> None:
     torch.set_num_threads(1)
     try:
         events.send(train_recipe(run, out, events.send))
-    except KeyboardInterrupt:
-        pass
     except BrokenPipeError:
         os._exit(1)
     except OSError as error:  # says what to do
         events.send(error.strerror or str(error))
+    except MemoryError as error:
+        events.send(str(error))
     except Exception as error:
         traceback.print_exc()
         events.send(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, so that a killed training goes on where it was."""
+"""Checkpoints: written whole or not at all, so that a killed training can be resumed."""
 
 from __future__ import annotations
 
@@ -59,24 +59,17 @@ class Checkpoint:
         try:
             weights = load((path / WEIGHTS).read_bytes())
             saved = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, EOFError, ValueError, *_FOREIGN):
+            raise _unusable(path, "a file in it is missing, truncated or damaged") from None
+        try:
             model.load_state_dict(weights)
             state["optimizer"].load_state_dict(saved["optimizer"])
             state["schedule"].load_state_dict(saved["schedule"])
             state["order"].set_state(saved["order"])
             fabric.strategy.precision.load_state_dict(saved["precision"])
             _set_random_state(fabric, saved["random"][fabric.global_rank])
-        except (
-            OSError,
-            RuntimeError,
-            LookupError,
-            ValueError,
-            SafetensorError,
-            pickle.PickleError,
-        ) as error:
-            raise ValueError(
-                f"the checkpoint {path} cannot be used ({str(error).splitlines()[0]}): remove it, "
-                "or start afresh in another folder"
-            ) from error
+        except (RuntimeError, LookupError, ValueError, TypeError):
+            raise _unusable(path, "it is of a model or training with other settings") from None
         history: list[dict[str, Any]] = saved["history"]
         return history
 
@@ -142,6 +135,13 @@ class Checkpoint:
         _sync(self.folder)
         for path in old:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _unusable(path: Path, reason: str) -> ValueError:
+    return ValueError(
+        f"the checkpoint {path} cannot be used ({reason}): remove it, or start again in another "
+        "folder"
+    )
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from math import inf
+from math import inf, isfinite, nan
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,9 @@ from fixpoint.training.engine.checkpoint import Checkpoint
 from fixpoint.training.engine.optim import Schedule, make_optimizer
 from fixpoint.training.engine.tasks import Score, Task
 from fixpoint.training.recipe.schema import Training
+
+LOST = Score(nan, nan)
+"""Of a model whose weights are lost."""
 
 
 class Epoch(NamedTuple):
@@ -56,12 +59,12 @@ def fit(
     """Train, and yield after each epoch.
 
     Order and rotations of the batches depend on `training.seed` alone. With a checkpoint that holds
-    epochs, these are yielded first and training goes on after them, bit for bit as if it had not
-    stopped.
+    epochs, these are yielded first and training continues after them, bit for bit as if it had not
+    stopped. Training ends at the first loss that is not finite: the last epoch then has no score.
 
     Args:
-        checkpoint: where to save after each epoch, before it is yielded.
-        observe: called after each epoch, gives further fields of `Epoch`.
+        checkpoint: where to save after each epoch with a finite loss, before it is yielded.
+        observe: called after each such epoch, gives further fields of `Epoch`.
 
     Raises:
         OSError: a checkpoint cannot be written; the one before it is kept.
@@ -75,29 +78,54 @@ def fit(
     yield from history
     while len(history) < training.epochs and not _stopped(history, task, training):
         start, lr = time.perf_counter(), optimizer.param_groups[0]["lr"]
-        wrapped.train()
-        total, count = torch.zeros((), device=fabric.device), 0
-        for loss, weight in task.losses(wrapped, order):
-            optimizer.zero_grad()
-            fabric.backward(loss)
-            if training.clip is not None:
-                fabric.clip_gradients(
-                    wrapped, optimizer, max_norm=training.clip, error_if_nonfinite=False
-                )
-            optimizer.step()
-            total += loss.detach() * weight
-            count += weight
-        mean: Any = fabric.all_reduce(total / count, reduce_op="mean")
+        train_loss = _pass(fabric, wrapped, optimizer, task, order, training.clip)
         seconds = time.perf_counter() - start
-        valid = task.score(wrapped, "valid") if task.data.x_valid is not None else None
+        if not isfinite(train_loss):
+            history.append(_epoch(len(history) + 1, train_loss, LOST, None, task, seconds, lr))
+            yield history[-1]
+            return
+        valid = task.score(wrapped, "valid") if "valid" in task.parts else None
         schedule.step(valid.loss if valid else None)
         test = task.score(wrapped, "test")
-        epoch = _epoch(len(history) + 1, mean.item(), test, valid, task, seconds, lr)
+        epoch = _epoch(len(history) + 1, train_loss, test, valid, task, seconds, lr)
         history.append(epoch._replace(**observe()))
         if checkpoint:
             best = valid is not None and best_epoch(history, task.metric) == len(history) - 1
             checkpoint.save(fabric, model, state, [e._asdict() for e in history], best=best)
         yield history[-1]
+
+
+def _pass(
+    fabric: Fabric,
+    model: Any,
+    optimizer: Any,
+    task: Task,
+    order: torch.Generator,
+    clip: float | None,
+) -> float:
+    """One pass over the training part: mean loss, NaN or inf where a loss was not finite."""
+    model.train()
+    total, count = torch.zeros((), device=fabric.device), 0
+    # Elsewhere the rest of the pass costs less than a wait for each loss, or others wait for it.
+    may_leave = fabric.device.type == "cpu" and fabric.world_size == 1
+    try:
+        for loss, weight in task.losses(model, order):
+            if may_leave and not isfinite(loss.item()):
+                return loss.item()
+            optimizer.zero_grad()
+            fabric.backward(loss)
+            if clip is not None:
+                fabric.clip_gradients(model, optimizer, max_norm=clip, error_if_nonfinite=False)
+            optimizer.step()
+            total += loss.detach() * weight
+            count += weight
+    except torch.linalg.LinAlgError:
+        if not may_leave:
+            raise
+        return nan  # a decomposition of weights that are huge or not finite
+    mean: Any = fabric.all_reduce(total / count, reduce_op="mean")
+    finite = all(bool(p.isfinite().all()) for p in model.parameters())
+    return float(mean.item()) if finite else nan
 
 
 def best_epoch(history: list[Epoch], metric: str) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from fixpoint import Implicit, Unrolled, make_solver
+from fixpoint import Implicit, Unrolled
 from fixpoint._messages import unknown_name
 from fixpoint.backward import Backward
 from fixpoint.data import Dataset
@@ -26,6 +27,7 @@ from fixpoint.models import (
     SpectralRNN,
 )
 from fixpoint.solvers import SOLVERS
+from fixpoint.training.recipe.plugins import load_plugin, named
 from fixpoint.training.recipe.schema import Model
 
 BACKWARDS: dict[str, type[Backward]] = {"unrolled": Unrolled, "implicit": Implicit}
@@ -69,7 +71,7 @@ def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
         input_size,
         options.hidden,
         cell=_cell(str(options.cell), input_size, options.hidden, of_cell),
-        solver=make_solver(str(options.solver), **of_solver),
+        solver=named("solver", str(options.solver), SOLVERS)(**of_solver),
         backward=BACKWARDS[str(options.backward)](),
         batch_first=True,
     )
@@ -89,8 +91,17 @@ LAYERS: dict[str, Layer] = {
 """Every model by the name that recipes and the command line take."""
 
 
+_BUILT_IN = tuple(CELLS)
+
+
+def _find_layer(name: str) -> Layer:
+    """How to build the model of that name, or of a class that is called like torch.nn.RNN."""
+    found = named("model", name, LAYERS)
+    return found if isinstance(found, Layer) else _standard(found)
+
+
 def resolve(options: Model) -> Model:
-    """The options with what None stands for, where they are those of an ERNN.
+    """Replace None by the defaults of an ERNN, after its plugins are loaded.
 
     inexact-newton takes one step on the Jordan cell, a solver with a tolerance at most 30 on the
     self-feedback cell. That and the linear cell have ||U||_2 = 0.8, by which an equilibrium exists.
@@ -98,9 +109,9 @@ def resolve(options: Model) -> Model:
     Raises:
         ValueError: a name is unknown, or an option belongs to another model.
     """
-    if options.model not in LAYERS:
-        raise ValueError(unknown_name("model", options.model, LAYERS))
-    takes = LAYERS[options.model].takes
+    for place in options.plugins:
+        load_plugin(place)
+    takes = _find_layer(options.model).takes
     for name in OWN:
         if name not in takes and getattr(options, name) is not None:
             own = f": its own options are {', '.join(takes)}" if takes else ""
@@ -110,13 +121,11 @@ def resolve(options: Model) -> Model:
     solver = options.solver or "inexact-newton"
     learned = solver == "inexact-newton"
     cell = options.cell or ("jordan" if learned else "self-feedback")
-    for kind, name, known in (
-        ("solver", solver, SOLVERS),
-        ("cell", cell, CELLS),
-        ("backward", options.backward or "unrolled", BACKWARDS),
-    ):
-        if name not in known:
-            raise ValueError(unknown_name(kind, name, known))
+    named("solver", solver, SOLVERS)
+    named("cell", cell, CELLS)
+    backward = options.backward or "unrolled"
+    if backward not in BACKWARDS:
+        raise ValueError(unknown_name("backward", backward, BACKWARDS))
     without = "rtol" if learned else "eta"
     if getattr(options, without) is not None:
         raise ValueError(f"the solver {solver} has no {without}; leave model.{without} out")
@@ -165,13 +174,13 @@ def make_model(options: Model, data: Dataset, *, bptt: int = 300) -> nn.Module:
 
 
 def _layer(options: Model, input_size: int, timesteps: int) -> nn.Module:
-    layer = LAYERS[options.model].build(options, input_size, timesteps)
-    shares = {
+    layer = _find_layer(options.model).build(options, input_size, timesteps)
+    fractions = {
         "inputs": options.input_dropout,
         "weights": options.weight_dropout,
         "outputs": options.output_dropout,
     }
-    return RecurrentDropout(layer, **shares) if any(shares.values()) else layer
+    return RecurrentDropout(layer, **fractions) if any(fractions.values()) else layer
 
 
 def _cell(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> EquilibriumMap:
@@ -180,7 +189,10 @@ def _cell(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> E
         "bound": ("self-feedback", "linear"),
         "nonlinearity": ("jordan", "self-feedback", "identity-feedback"),
     }
+    cell = named("cell", name, CELLS)
     for option in options:
-        if name not in owners[option]:
+        own = option in inspect.signature(cell).parameters
+        if name not in owners[option] and not (own and name not in _BUILT_IN):
             raise ValueError(f"the {name} cell has no {option}; leave model.{option} out")
-    return CELLS[name](input_size, hidden, **options)
+    made: EquilibriumMap = cell(input_size, hidden, **options)
+    return made

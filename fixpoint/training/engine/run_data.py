@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from fixpoint.data import (
+    DATASETS,
     Dataset,
     check_vectors,
     drop_nonfinite,
+    fingerprint,
     load_dataset,
     normalize,
     validation_split,
 )
+from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.recipe.schema import Data, Recipe, Training
+
+ORIGIN = "data.json"
+"""File that says where the data of a run were, and their fingerprint."""
 
 
 class Prepared(NamedTuple):
@@ -51,6 +59,39 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
     if recipe.data.normalize != "none" and data.kind == "classification":
         data = normalize(data, recipe.data.normalize, late=rotated)
     return Prepared(data, dropped)
+
+
+def save_origin(recipe: Recipe, folder: Path) -> None:
+    """Write where the data of a run were, and their fingerprint, into the folder of the run."""
+    name = recipe.data.dataset
+    place = name if name in DATASETS else str(Path(name).expanduser().absolute())
+    content = {"dataset": place, "fingerprint": fingerprint(name)}
+    replace_file(folder / ORIGIN, json.dumps(content, indent=1).encode())
+
+
+def locate_data(recipe: Recipe, folder: Path, place: str | None = None) -> Recipe:
+    """The recipe of a finished run with the place where its data are.
+
+    Args:
+        folder: of the run.
+        place: where the data are now; None: where they were.
+
+    Raises:
+        ValueError: they are not there, or other data are.
+    """
+    path = folder / ORIGIN
+    origin = json.loads(path.read_text()) if path.exists() else {}
+    name = place or origin.get("dataset", recipe.data.dataset)
+    if name in DATASETS:
+        return recipe.changed(dataset=name)
+    if not Path(name).expanduser().exists():
+        raise ValueError(f"the data {name} are not there: give their place by --data PATH")
+    if origin and origin["fingerprint"] != fingerprint(name):
+        raise ValueError(
+            f"{name} is not what this model was trained on, its content differs: give the place of "
+            "those data by --data PATH, or train again"
+        )
+    return recipe.changed(dataset=name)
 
 
 def preparer() -> Callable[[Recipe], Prepared]:

@@ -29,21 +29,33 @@ class Task(Protocol):
 
     metric: str
     """accuracy or perplexity."""
-    data: Dataset
-    """On the device."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Those of train, valid and test that can be scored."""
 
     def losses(self, model: nn.Module, order: torch.Generator) -> Iterator[tuple[Tensor, int]]:
         """The loss of each batch of an epoch in turn, and how much it weighs in the mean.
 
-        With several processes each has its share of the batch; the mean over the processes of
+        With several processes each has its part of the batch; the mean over the processes of
         loss, and of its gradient, is that of the whole batch.
         """
 
     def score(self, model: nn.Module, part: str) -> Score:
-        """Of the part "valid" or "test"; every process computes the whole."""
+        """Of a part; every process computes the whole."""
+
+
+class DataTask(Task, Protocol):
+    """The task that a data set is."""
+
+    data: Dataset
+    """On the device."""
 
     def probe(self) -> Tensor:
         """Some of the test inputs, on the device."""
+
+    def guessing_loss(self) -> float:
+        """Loss of the model that gives each class the same probability."""
 
 
 class Classification:
@@ -55,14 +67,18 @@ class Classification:
         self.fabric, self.training = fabric, training
         self.data = data.to(fabric.device)
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return self.data.parts
+
     def losses(self, model: nn.Module, order: torch.Generator) -> Iterator[tuple[Tensor, int]]:
         rank, world = self.fabric.global_rank, self.fabric.world_size
         data, smoothing = self.data, self.training.label_smoothing
         size = self.training.batch_size
         for rows in torch.randperm(len(data.x_train), generator=order).split(size):
-            share = len(rows[rank::world]) * world / len(rows)
-            # A process without a share of the last batch takes part with weight 0.
-            part = slice(rank, None, world) if share else slice(1)
+            weight = len(rows[rank::world]) * world / len(rows)
+            # A process without a row of the last batch takes part with weight 0.
+            part = slice(rank, None, world) if weight else slice(1)
             mine = rows[part].to(self.fabric.device)
             x = data.x_train[mine]
             if self.training.rotate:
@@ -72,7 +88,7 @@ class Classification:
             lengths = () if data.lengths_train is None else (data.lengths_train[mine],)
             logits = model(data.inputs(x), *lengths)
             loss = F.cross_entropy(logits, data.y_train[mine], label_smoothing=smoothing)
-            yield (loss if world == 1 else share * loss), len(rows)
+            yield (loss if world == 1 else weight * loss), len(rows)
 
     def score(self, model: nn.Module, part: str) -> Score:
         x, y, lengths = (getattr(self.data, f"{name}_{part}") for name in ("x", "y", "lengths"))
@@ -80,6 +96,9 @@ class Classification:
 
     def probe(self) -> Tensor:
         return self.data.inputs(self.data.x_test[evenly_spaced(len(self.data.x_test), 512)])
+
+    def guessing_loss(self) -> float:
+        return math.log(len(self.data.classes))
 
 
 class LanguageModelling:
@@ -100,6 +119,10 @@ class LanguageModelling:
                 f"{training.batch_size} streams for {fabric.world_size} devices"
             )
         self.data = data.to(fabric.device)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return self.data.parts
 
     def losses(self, model: nn.Module, order: torch.Generator) -> Iterator[tuple[Tensor, int]]:
         hx = None
@@ -125,6 +148,9 @@ class LanguageModelling:
     def probe(self) -> Tensor:
         return next(self._pieces("test"))[0]
 
+    def guessing_loss(self) -> float:
+        return math.log(len(self.data.vocabulary))
+
     def _pieces(self, part: str) -> Iterator[tuple[Tensor, Tensor]]:
         x, y = getattr(self.data, f"x_{part}"), getattr(self.data, f"y_{part}")
         size, steps = self.training.batch_size, self.training.bptt
@@ -132,7 +158,7 @@ class LanguageModelling:
             yield self.data.inputs(words), following
 
 
-def make_task(fabric: Fabric, data: Dataset, training: Training) -> Task:
+def make_task(fabric: Fabric, data: Dataset, training: Training) -> DataTask:
     """The task that the data set is.
 
     Raises:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from fixpoint._messages import unknown_name
 from fixpoint.data import fingerprint
 from fixpoint.training.recipe.coerce import check_value, coerce
+from fixpoint.training.recipe.names import run_label
+from fixpoint.training.recipe.plugins import plugin_content
 
 
 def key(default: Any, help: str, *, low: float | None = None, below: float | None = None) -> Any:
@@ -30,7 +32,7 @@ class Data:
     )
     validation: float = key(
         0.0,
-        "share of the training part held out for validation, where the data set has no such part",
+        "fraction of the training part held out for validation, if the data set has no such part",
         low=0,
         below=1,
     )
@@ -58,11 +60,14 @@ class Model:
     reflections: int | None = key(None, "Householder reflections of spectralrnn", low=1)
     capacity: int | None = key(None, "layers of rotations of eurnn", low=1)
     tied: bool = key(False, "language models: use the embedding as the output weights")
-    input_dropout: float = key(0.0, "share of the layer's inputs dropped", low=0, below=1)
+    input_dropout: float = key(0.0, "fraction of the layer's inputs dropped", low=0, below=1)
     weight_dropout: float = key(
-        0.0, "share of the recurrent weights dropped, one mask a sequence", low=0, below=1
+        0.0, "fraction of the recurrent weights dropped, one mask a sequence", low=0, below=1
     )
-    output_dropout: float = key(0.0, "share of the layer's outputs dropped", low=0, below=1)
+    plugins: tuple[str, ...] = key(
+        (), "Python files or modules that register cells, solvers or models of your own"
+    )
+    output_dropout: float = key(0.0, "fraction of the layer's outputs dropped", low=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +113,7 @@ class Machine:
     """On what it is computed."""
 
     device: Literal["cpu", "cuda", "mps"] = key("cpu", "cpu, cuda or mps")
-    devices: int = key(1, "processes, each with a device and its share of every batch", low=1)
+    devices: int = key(1, "processes, each with a device and its part of every batch", low=1)
     precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"] = (
         key("32-true", "of the numbers, as Lightning Fabric names it")
     )
@@ -170,6 +175,7 @@ class Recipe:
         former = {new: old for old, new in FORMER.items()}
         values = {former.get(name, name): value for name, value in self.differing.items()}
         text = json.dumps(values, sort_keys=True) + fingerprint(self.data.dataset)
+        text += plugin_content(self.model.plugins)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -179,11 +185,8 @@ class Recipe:
 
     @property
     def label(self) -> str:
-        """Short name of what is compared: the solver of an ERNN, else the model."""
-        m = self.model
-        if m.model != "ernn" or m.solver is None:
-            return m.model
-        return f"{m.solver} K={m.max_iter}" if m.solver == "inexact-newton" else m.solver
+        """Short name of what is compared, as ERNN K=1 (inexact Newton, Jordan)."""
+        return run_label(self.flat)
 
     def changed(self, **changes: Any) -> Recipe:
         """This recipe with other values of some keys, of the right type each.
@@ -230,8 +233,8 @@ def _check_together(recipe: Recipe) -> None:
         )
     if t.halve_choices and t.stop_after is not None:
         raise ValueError(
-            "training.halve_choices trains on all windows in the end, where training.stop_after "
-            "has nothing to look at: leave one of them out"
+            "training.halve_choices retrains on all data, so training.stop_after has no validation "
+            "score: set only one of them"
         )
 
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fixpoint._messages import missing_extra
 from fixpoint.training.engine.checkpoint import replace_file
 
 if TYPE_CHECKING:
@@ -64,19 +65,20 @@ class Logs:
             ) from None
 
     @staticmethod
-    def clear(folder: Path) -> None:
-        """Remove the folder of a run, if it is there."""
-        if folder.exists():
-            shutil.rmtree(folder)
+    def clear(folder: Path, *, keep: str = "") -> None:
+        """Remove what is in the folder of a run, if it is there, but for one file."""
+        for path in folder.iterdir() if folder.exists() else ():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != keep:
+                path.unlink()
 
 
 def _writer(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ValueError(
-            "--tensorboard needs the package tensorboard: pip install torch-fixpoint[tensorboard]"
-        ) from None
+        raise missing_extra("--tensorboard", "tensorboard", "tensorboard") from None
     # Events of an earlier part of the run would be there twice.
     Logs.clear(folder)
     return SummaryWriter(folder)

@@ -13,6 +13,8 @@ from fixpoint.training.recipe.schema import FORMER
 
 Record = dict[str, Any]
 
+_NEEDED = ("run", "label", "metric", "epochs", "contraction", "versions", "device", "threads")
+
 _FORMER = FORMER | {
     "share_converged": "fraction_converged",
     "share_holding": "fraction_holding",
@@ -24,7 +26,7 @@ class Records:
 
     Raises:
         OSError: the folder cannot be made or written.
-        ValueError: a line that is not the last one is no record.
+        ValueError: a line that is not the last one is not a valid record.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,11 +61,11 @@ class Records:
 
 
 def read_file(path: Path) -> list[Record]:
-    """The records in a file, which is left as it is; a last line still being written is none.
+    """The records in a file, which is left as it is; a last line still being written is left out.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line that is not the last one is no record.
+        ValueError: a line that is not the last one is not a valid record.
     """
     records = []
     lines = path.read_bytes().decode("utf-8", "replace").split("\n")
@@ -71,10 +73,36 @@ def read_file(path: Path) -> list[Record]:
         record = _parse(line)
         if record is None:
             raise ValueError(
-                f"line {number} of {path} is no record: remove that line, or use another "
+                f"line {number} of {path} is not a valid record: remove that line, or use another "
                 "--out folder"
             )
         records.append(record)
+    return records
+
+
+def read_records(*sources: Path) -> list[Record]:
+    """The records of finished runs in folders with a `runs.jsonl`, or in such files.
+
+    Raises:
+        ValueError: there is no such file, or a line in it is not a record of a run.
+    """
+    records: list[Record] = []
+    for source in sources:
+        folder = source if source.is_dir() else source.parent
+        path = folder / "runs.jsonl"
+        if not path.is_file() or (source.is_file() and source.name != "runs.jsonl"):
+            raise ValueError(
+                f"{source} is not a folder with a runs.jsonl: give the --out of other commands"
+            )
+        # Other processes may append to it: the file is not touched.
+        found = {record["key"]: record for record in read_file(path)}
+        for key, record in found.items():
+            lacking = [name for name in _NEEDED if name not in record]
+            if lacking:
+                raise ValueError(
+                    f"the record {key} in {path} lacks {', '.join(lacking)}: remove that line"
+                )
+        records += found.values()
     return records
 
 
@@ -83,7 +111,7 @@ def open_records(out: Path) -> Records:
 
     Raises:
         OSError: it cannot be made or written; the message says what to do.
-        ValueError: a line in it is no record.
+        ValueError: a line in it is not a valid record.
     """
     try:
         return Records(out)

@@ -1,46 +1,97 @@
-"""The table of a comparison, one row a configuration, and what it means in words."""
+"""Tables on the terminal that fit its width and never cut a number."""
 
 from __future__ import annotations
 
-import json
-import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
+from rich.text import Text
 
+from fixpoint._messages import printable
+from fixpoint.training.recipe.names import run_label
+from fixpoint.training.results.aggregate import columns, groups
 from fixpoint.training.results.store import Record
+from fixpoint.training.results.verdict import divergence
 
-_SCORES: dict[str, tuple[tuple[str, str, int], ...]] = {
-    "accuracy": (("last\nacc %", "accuracy_last", 2), ("best\nacc %", "accuracy_best", 2)),
-    "perplexity": (("last\nperp.", "perplexity_last", 2), ("best\nperp.", "perplexity_best", 2)),
-}
-_COLUMNS: tuple[tuple[str, str, int], ...] = (
-    ("train\nloss", "loss", 3),
-    ("s per\nepoch", "seconds_per_epoch", 2),
-    ("peak\nMiB", "peak_memory_mib", 0),
-    ("para-\nmeters", "parameters", 0),
-    ("\nKB", "size_kb", 1),
-    ("iter-\nations", "mean_iterations", 1),
-    ("resi-\ndual", "mean_residual", 4),
-    ("conv.\n%", "fraction_converged", 1),
-)
+NARROWEST = 20
+"""Columns of the terminal that names are wrapped to before a number is left out."""
 
 
-def comparison_table(records: list[Record]) -> Table:
+class FittingTable(NamedTuple):
+    """Names on the left and numbers on the right, as many as the terminal has room for.
+
+    title, caption: above and below.
+    names: heads of the columns of names, which may be wrapped.
+    heads: heads of the columns of numbers, the most important first.
+    rows: names and numbers of each row; both may have several lines.
+    """
+
+    title: str
+    names: Sequence[str]
+    heads: Sequence[str]
+    rows: Sequence[tuple[Sequence[str], Sequence[str]]]
+    caption: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = self._fitting(options.max_width)
+        yield Text(printable(self.title), style="italic")
+        if not shown:
+            yield from self._lines()
+            return
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.padding = (0, 0, 0, 1)
+        for head in self.names:
+            table.add_column(Text(head), overflow="fold")
+        for head in self.heads[:shown]:
+            table.add_column(Text(head), justify="right", no_wrap=True, min_width=1)
+        for names, numbers in self.rows:
+            cells = (*names, *numbers[:shown])
+            table.add_row(*(Text(printable(cell)) for cell in cells))
+        left_out = [head.replace("\n", " ") for head in self.heads[shown:]]
+        yield table
+        if self.caption:
+            yield Text(printable(self.caption))
+        if left_out:
+            yield Text(f"Not shown, the terminal is too narrow: {', '.join(left_out)}.")
+
+    def _fitting(self, width: int) -> int:
+        """How many columns of numbers fit beside the names."""
+        free = width - sum(self._narrowest(i) + 2 for i in range(len(self.names)))
+        for i, head in enumerate(self.heads):
+            free -= 2 + _width([head, *(numbers[i] for _, numbers in self.rows)])
+            if free < 0:
+                return i
+        return len(self.heads)
+
+    def _lines(self) -> Iterable[Text]:
+        """Each row as a sentence, where no column fits."""
+        for names, numbers in self.rows:
+            pairs = zip(self.heads, numbers, strict=True)
+            cells = [f"{head} {number}".replace("\n", " ") for head, number in pairs]
+            yield Text(printable(f"{' '.join(names)}: {', '.join(cells)}".replace("\n", " ")))
+
+    def _narrowest(self, i: int) -> int:
+        return min(NARROWEST, _width([self.names[i], *(names[i] for names, _ in self.rows)]))
+
+
+def comparison_table(records: list[Record]) -> FittingTable:
     """Rows in the order of the records, all of one data set; several seeds of one configuration
     share a row."""
-    columns = _SCORES[records[0]["metric"]] + _COLUMNS
-    table = Table(title=_title(records), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.padding = (0, 0, 0, 1)
-    table.add_column("solver or model\ncell, backward", no_wrap=True)
-    for head, _, _ in columns:
-        table.add_column(head, justify="right", no_wrap=True)
-    for group in groups(records):
-        run = group[0]["run"]
-        cells = [_cell([r[name] for r in group], digits, name) for _, name, digits in columns]
-        own = f"\n{run['cell']}, {run['backward']}" if run["cell"] else ""
-        table.add_row(f"{group[0]['label']}{own}", *cells)
-    return table
+    found = groups(records)
+    all_columns = [c for c in columns(records[0]["metric"]) if c.values(records)]
+    rows = []
+    for group in found:
+        backward = group[0]["run"]["backward"]
+        lines = [run_label(group[0]["run"]), *([backward] if backward else [])]
+        lost = sum(divergence(record) is not None for record in group)
+        if lost:
+            lines.append(f"{lost} of {len(group)} diverged" if len(group) > 1 else "diverged")
+        rows.append((["\n".join(lines)], [c.text(group, joint="\n± ") for c in all_columns]))
+    heads = [column.head.replace(" ", "\n", 1) for column in all_columns]
+    return FittingTable(_title(records), ["model\nbackward"], heads, rows, _caution(found))
 
 
 def _title(records: list[Record]) -> str:
@@ -58,46 +109,23 @@ def _title(records: list[Record]) -> str:
     )
 
 
-def groups(records: list[Record]) -> list[list[Record]]:
-    """Records that differ in nothing but the seed, together."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        # By the recipe: the period that it chose may differ from seed to seed.
-        settings = record["recipe"] if "recipe" in record else record["run"]
-        key = json.dumps({n: v for n, v in settings.items() if n != "seed"}, sort_keys=True)
-        found.setdefault(key, []).append(record)
-    return list(found.values())
+def _caution(found: list[list[Record]]) -> str:
+    """That solvers of several cells are compared, where they are."""
+    runs = [group[0]["run"] for group in found]
+    return confounded([(run["solver"], run["cell"]) for run in runs if run["cell"]])
 
 
-def _cell(values: list[float | None], digits: int, name: str) -> str:
-    numbers = [v for v in values if v is not None]
-    if not numbers:
-        return "-"
-    factor = 100 if name == "fraction_converged" else 1
-    mean = f"{factor * statistics.fmean(numbers):.{digits}f}"
-    if len(numbers) < 2 or name in ("parameters", "size_kb"):
-        return mean
-    return f"{mean}\n± {factor * statistics.stdev(numbers):.{digits}f}"
+def confounded(pairs: Iterable[tuple[str, str]]) -> str:
+    """A caution where rows differ in solver and cell at once; "" where each pair is there."""
+    pairs = set(pairs)
+    solvers, cells = ({pair[i] for pair in pairs} for i in (0, 1))
+    if len(solvers) < 2 or len(cells) < 2 or len(pairs) == len(solvers) * len(cells):
+        return ""
+    return (
+        "Rows of different cells are different models: a difference between them is not that of "
+        "their solvers. Compare solvers on one cell, e.g. --cell self-feedback."
+    )
 
 
-def findings(record: Record) -> str:
-    """One sentence or two on convergence: the condition, the sign of eta, the distance."""
-    after = record["contraction"]["after"]
-    gap = record["mean_residual"]
-    parts = [
-        f"||I + eta f'|| < 1 at {100 * after['fraction_holding']:.0f} % of the states looked at "
-        f"({100 * record['contraction']['before']['fraction_holding']:.0f} % before training)"
-    ]
-    etas = [eta for row in after["eta"] for eta in row]
-    negative = sum(eta < 0 for eta in etas)
-    if negative:
-        parts.append(
-            f"{negative} of {len(etas)} etas looked at are negative, which breaks it wherever f' is"
-            " negative"
-        )
-    if gap > 0.1:
-        parts.append(
-            f"the residual is {gap:.2f} of the target: this state integrates its input over time, "
-            "it is not an equilibrium"
-        )
-    return f"{record['label']}, {record['run']['backward']}: " + "; ".join(parts) + "."
+def _width(cells: Iterable[str]) -> int:
+    return max(len(line) for cell in cells for line in printable(cell).split("\n"))

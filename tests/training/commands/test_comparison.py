@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fixpoint.cli.app import app
 
-COMMAND = [sys.executable, "-m", "fixpoint.cli.app"]
+COMMAND = [sys.executable, "-m", "fixpoint"]
 SMALL = ["compare", "--hidden", "4", "--epochs", "1", "--jobs", "1"]
 
 pytestmark = pytest.mark.slow
@@ -44,11 +44,12 @@ def test_it_ends_well(finished):
     assert result.stderr == ""
     names = {path.name for path in out.iterdir()}
     keys = {json.loads(line)["key"] for line in (out / "runs.jsonl").read_text().splitlines()}
-    assert names == {"contraction.png", "report.html", "runs.jsonl", *keys}
+    assert names == {"contraction.png", "contraction.txt", "report.html", "runs.jsonl", *keys}
     for key in keys:
         assert {path.name for path in (out / key).iterdir()} == {
             "recipe.toml",
             "history.csv",
+            "data.json",
             "epoch-0001",
             ".lock",
         }
@@ -58,9 +59,9 @@ def test_one_line_a_run(finished):
     out, _ = finished
     records = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
     assert [(r["label"], r["run"]["backward"], r["run"]["cell"]) for r in records] == [
-        ("inexact-newton K=1", "unrolled", "jordan"),
-        ("picard", "unrolled", "self-feedback"),
-        ("picard", "implicit", "self-feedback"),
+        ("ERNN K=1 (inexact Newton, Jordan)", "unrolled", "jordan"),
+        ("ERNN (Picard, self-feedback)", "unrolled", "self-feedback"),
+        ("ERNN (Picard, self-feedback)", "implicit", "self-feedback"),
     ]
     for record in records:
         assert record["run"]["dataset"] == "har2-sample"
@@ -91,7 +92,7 @@ def test_what_is_printed(finished):
     text = result.stdout
     assert "756 train + 324 test windows" in text
     assert "har2-sample, 4 hidden units, 1 epochs, seed 0" in text
-    for name in ("inexact-newton K=1", "jordan, unrolled", "self-feedback, implicit"):
+    for name in ("K=1", "Jordan", "unrolled", "implicit", "Rows of different cells"):
         assert name in text
     assert "||I + eta f'|| < 1 at" in text
     assert str(out / "runs.jsonl") in text
@@ -106,7 +107,7 @@ def test_running_again_skips_finished_runs(finished):
     assert again.exit_code == 0
     assert f"3 of 3 runs are already in {out / 'runs.jsonl'}" in " ".join(again.stdout.split())
     assert (out / "runs.jsonl").read_bytes() == before
-    assert "jordan, unrolled" in again.stdout
+    assert "Jordan" in again.stdout
 
 
 TWO = ["--solvers", "inexact-newton,inexact-newton:2"]
@@ -173,7 +174,7 @@ def test_stopping_by_hand_keeps_what_is_finished(tmp_path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error.splitlines() == ["Stopped; finished epochs are kept, the same command goes on."]
+    assert error.splitlines() == ["Stopped; finished epochs are kept, the same command continues."]
     assert (tmp_path / "runs.jsonl").read_bytes().count(b"\n") == 1
     assert gone(children)
 
@@ -186,7 +187,7 @@ def test_models_beside_each_other_and_pairs_that_make_no_sense_left_out(tmp_path
     assert result.exit_code == 0, result.output
     assert "Left out: JordanMap sees" in " ".join(result.stdout.split())
     records = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert [r["label"] for r in records] == ["inexact-newton K=1", "gru"]
+    assert [r["label"] for r in records] == ["ERNN K=1 (inexact Newton, Jordan)", "GRU"]
     assert all(r["run"]["clip"] == 1.0 for r in records)
     assert records[1]["contraction"] is None
-    assert "gru" in result.stdout
+    assert "GRU" in result.stdout

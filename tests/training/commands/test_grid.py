@@ -102,7 +102,7 @@ def test_the_grid_is_the_product():
         seeds=[0, 1],
     )
     assert len(runs) == len({run.key for run in runs}) == 2 * 2 * (1 + 2 * 2 * 2)
-    assert [run.label for run in runs[:3]] == ["lstm", "lstm", "picard"]
+    assert [run.label for run in runs[:3]] == ["LSTM", "LSTM", "ERNN (Picard, self-feedback)"]
     assert {run.model.bound for run in runs if run.model.model == "ernn"} == {0.8}
 
 

@@ -63,9 +63,8 @@ def test_an_ernn_is_put_into_words_and_figures(ernn):
     trained = load_trained(ernn)
     said = diagnose_layer(trained.model, trained.data.x_test).sentences
     lines = result.stdout.splitlines()
-    assert lines[0] == (
-        f"inexact-newton K=2 on har2-sample: {ernn / 'epoch-0002' / 'model.safetensors'}"
-    )
+    weights = ernn / "epoch-0002" / "model.safetensors"
+    assert lines[0] == f"ERNN K=2 (inexact Newton, Jordan) on har2-sample: {weights}"
     logits = trained.model(trained.data.x_test)
     accuracy = 100 * (logits.argmax(1) == trained.data.y_test).double().mean().item()
     assert lines[1].startswith(f"All 324 test windows: accuracy {accuracy:.1f} %; by class: walk")
@@ -96,13 +95,15 @@ def test_another_model_is_said_to_have_no_condition(lstm, tmp_path):
     result = invoke(lstm / "best.safetensors", "--windows", "20", "--out", tmp_path / "new" / "er")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == f"lstm on har2-sample: {lstm / 'best.safetensors'}"
+    assert lines[0] == f"LSTM on har2-sample: {lstm / 'best.safetensors'}"
     assert lines[1].startswith("20 of 324 test windows: accuracy")
     assert lines[2] == "LSTM solves for no equilibrium: no condition is asked of it."
     assert "(median of 20 windows)" in lines[3]
     assert {p.name for p in (tmp_path / "new" / "er").iterdir()} == {
         "gradients.png",
+        "gradients.txt",
         "discrimination.png",
+        "discrimination.txt",
     }
     assert load_trained(lstm).dtype == torch.float64
     assert "144 valid windows" in invoke(lstm, "--part", "valid", "--out", tmp_path).stdout
@@ -117,7 +118,7 @@ def test_a_solver_with_a_tolerance(tmp_path, own):
     assert re.search(r"worst of the classes: \d \d+\.\d %, \d \d+\.\d %, \d \d+\.\d %\.", text)
     assert "ERNN with SelfFeedbackMap and Anderson, rtol = 0.001; 32 windows of 12 time" in text
     assert "This layer equilibrates: its states solve h = phi(h)." in text
-    names = {path.name for path in (run / "diagnosis").iterdir()}
+    names = {path.name for path in (run / "diagnosis").glob("*.png")}
     assert names == {"condition.png", "solves.png", "gradients.png", "discrimination.png"}
 
 
@@ -233,7 +234,7 @@ def test_a_folder_that_is_none_of_a_training(ernn, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda run, weights: shutil.rmtree(weights.parent), "has no checkpoint yet: one is"),
+        (lambda run, weights: shutil.rmtree(weights.parent), "has no checkpoint: one is"),
         (lambda run, weights: weights.unlink(), "weights .*model.safetensors cannot be read"),
         (
             lambda run, weights: weights.write_bytes(weights.read_bytes()[:-9]),

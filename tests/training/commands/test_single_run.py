@@ -227,8 +227,8 @@ def test_the_command(tmp_path):
     (line,) = (tmp_path / "runs.jsonl").read_text().splitlines()
     record = json.loads(line)
     assert record["recipe"] == {"hidden": 4, "epochs": 2, "lr": 0.02, "model": "gru"}
-    assert record["label"] == "gru"
-    assert "gru" in result.stdout
+    assert record["label"] == "GRU"
+    assert "GRU" in result.stdout
     folder = tmp_path / record["key"]
     history = (folder / "history.csv").read_text().splitlines()
     assert len(history) == 3
@@ -291,7 +291,7 @@ def test_two_processes_equal_one(tmp_path):
         command = [
             sys.executable,
             "-m",
-            "fixpoint.cli.app",
+            "fixpoint",
             "train",
             "--hidden",
             "4",

@@ -118,7 +118,7 @@ def test_rotations_do_not_depend_on_the_number_of_processes(late):
 
 
 def test_data_normalized_already_are_not_rotated(tiny):
-    with pytest.raises(ValueError, match="har2-sample has none: .* normalized late if at all"):
+    with pytest.raises(ValueError, match="har2-sample has none: .* not normalized or with"):
         train(model(), tiny, rotate=10.0)
 
 

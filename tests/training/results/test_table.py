@@ -1,32 +1,44 @@
 """The table of a comparison and its findings in words."""
 
 import copy
+import re
 
+import pytest
 from rich.console import Console
 
-from fixpoint.training.results.table import comparison_table, findings
+from fixpoint.training.results.table import FittingTable, comparison_table
+from fixpoint.training.results.verdict import findings
 
 RECORD = {
-    "label": "picard",
+    "key": "k",
+    "label": "ERNN (Picard, self-feedback)",
     "run": {
         "dataset": "har2-sample",
+        "model": "ernn",
+        "solver": "picard",
+        "max_iter": 30,
         "cell": "self-feedback",
         "backward": "implicit",
         "hidden": 4,
         "epochs": 6,
+        "lr": 0.01,
         "seed": 0,
     },
     "metric": "accuracy",
     "accuracy_last": 90.0,
     "accuracy_best": 92.0,
+    "accuracy_chosen": None,
     "loss": 0.25,
+    "guessing_loss": 0.693,
     "seconds_per_epoch": 1.5,
     "peak_memory_mib": None,
     "parameters": 1234,
     "size_kb": 4.82,
     "mean_iterations": 5.25,
     "mean_residual": 0.0005,
+    "gap": [0.0001, 0.0004, 0.002],
     "fraction_converged": 0.995,
+    "epochs": [{}] * 6,
     "contraction": {
         "before": {"fraction_holding": 1.0},
         "after": {"fraction_holding": 0.75, "eta": [[0.5], [-0.1]]},
@@ -36,12 +48,15 @@ RECORD = {
 }
 
 
-def shown(*records):
-    """The table's rows, each a list of its cells' texts."""
-    console = Console(width=300)
+def printed(table, width=300):
+    console = Console(width=width)
     with console.capture() as capture:
-        console.print(comparison_table(list(records)))
+        console.print(table)
     return capture.get()
+
+
+def shown(*records, width=300):
+    return printed(comparison_table(list(records)), width)
 
 
 def changed(**changes):
@@ -54,45 +69,97 @@ def changed(**changes):
 
 def test_one_row_holds_every_number():
     text = shown(RECORD)
-    (row,) = [line.split() for line in text.splitlines() if line.startswith(" picard")]
-    assert row == [
-        *("picard", "90.00", "92.00", "0.250", "1.50", "-", "1234", "4.8", "5.2", "0.0005", "99.5")
+    (row,) = [line.split() for line in text.splitlines() if line.startswith(" ERNN")]
+    assert row[-10:] == [
+        *("90.00", "92.00", "0.250", "1.50", "0.0005", "5.2", "99.5", "75", "1234", "4.8")
     ]
-    assert "self-feedback, implicit" in text
+    assert "implicit" in text
     assert "har2-sample, 4 hidden units, 6 epochs, seed 0" in text
 
 
 def test_seeds_share_a_row_as_mean_and_deviation():
     text = shown(RECORD, changed(seed=1, accuracy_last=94.0))
-    (row,) = [i for i, line in enumerate(text.splitlines()) if "picard" in line]
+    (row,) = [i for i, line in enumerate(text.splitlines()) if "Picard" in line]
     first, second = text.splitlines()[row : row + 2]
-    assert first.split()[1] == "92.00"
+    assert "92.00" in first
     assert "± 2.83" in second  # the s.d. of 90 and 94, n - 1 in the denominator
     assert "1234 ±" not in text
     assert "2 seeds" in text
 
 
 def test_configurations_have_rows_of_their_own():
-    text = shown(RECORD, changed(backward="unrolled"), changed(label="broyden", cell="linear"))
-    assert [line.split()[0] for line in text.splitlines() if "90.00" in line] == [
-        "picard",
-        "picard",
-        "broyden",
+    text = shown(RECORD, changed(backward="unrolled"), changed(solver="broyden", cell="linear"))
+    assert [line.split()[1] for line in text.splitlines() if "90.00" in line] == [
+        "(Picard,",
+        "(Picard,",
+        "(Broyden,",
     ]
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120])
+def test_no_number_is_cut(width):
+    """Columns that do not fit are left out, the least important first, and named."""
+    text = shown(RECORD, changed(seed=1, accuracy_last=94.0), width=width)
+    assert "…" not in text
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "92.00" in text
+    assert "± 2.83" in " ".join(text.split())
+    numbers = set(re.findall(r"(?<![\d.])\d+\.\d+(?![\d.])", text)) - {"2.0"}
+    assert numbers <= {"92.00", "2.83", "0.250", "1.50", "0.0005", "5.2", "99.5", "4.8"}
+    if 20 < width < 120:
+        assert "Not shown, the terminal is too narrow:" in " ".join(text.split())
+
+
+def test_names_are_text_not_markup():
+    text = printed(
+        FittingTable("[bold]x[/bold]", ["a [/b]"], ["n"], [(["slow [m/s] \x1b[31m"], ["1"])])
+    )
+    assert "[bold]x[/bold]" in text
+    assert "slow [m/s] \\x1b[31m" in text
+    assert "\x1b" not in text
+
+
+def test_a_comparison_of_solvers_on_different_cells_says_so():
+    other = changed(solver="inexact-newton", cell="jordan", max_iter=1)
+    text = " ".join(shown(RECORD, other).split())
+    assert "Rows of different cells are different models" in text
+    assert "different cells" not in shown(RECORD, changed(solver="anderson"))
 
 
 def test_findings_name_the_condition_and_negative_steps():
     text = findings(RECORD)
-    assert text.startswith("picard, implicit: ")
-    assert "< 1 at 75 % of the states looked at (100 % before training)" in text
-    assert "1 of 2 etas looked at are negative" in text
-    assert "not an equilibrium" not in text
-
-
-def test_findings_say_that_a_state_is_no_equilibrium():
-    text = findings(changed(mean_residual=0.93))
-    assert "the residual is 0.93 of the target" in text
-    assert "it is not an equilibrium" in text
+    assert text.startswith("ERNN (Picard, self-feedback), implicit: ")
+    assert "< 1 at 75 % of the states examined (100 % before training)" in text
+    assert "1 of 2 etas examined are negative" in text
+    assert "This layer equilibrates: its states solve h = phi(h)." in text
     positive = copy.deepcopy(RECORD)
     positive["contraction"]["after"]["eta"] = [[0.5], [0.1]]
     assert "negative" not in findings(positive)
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [
+        ([0.1, 0.93, 1.0], "integrates its input over time, it does not equilibrate"),
+        ([0.001, 0.05, 0.2], "equilibrates in part"),
+        ([0.0, 0.001, 0.009], "This layer equilibrates: "),
+    ],
+)
+def test_compare_and_diagnose_give_one_verdict(gap, verdict):
+    from fixpoint.analysis.verdict import equilibrium_verdict
+
+    assert verdict in findings(changed(gap=gap))
+    assert equilibrium_verdict(gap)[1] in findings(changed(gap=gap))
+
+
+def test_a_diverged_run_is_said():
+    lost = changed(loss=None, contraction=None, epochs=[{}] * 2)
+    assert findings(lost) == (
+        "ERNN (Picard, self-feedback), implicit: The training diverged in epoch 2 of 6 and was "
+        "stopped: its loss is not finite; lower training.lr (0.01) or set training.clip."
+    )
+    assert "diverged" in shown(lost)
+    huge = findings(changed(loss=4e34))
+    assert "The training diverged: its loss is 4e+34, that of guessing 0.69" in huge
+    assert "4e+34" in shown(changed(loss=4e34))
+    assert "diverged" not in findings(changed(loss=0.9))

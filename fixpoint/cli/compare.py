@@ -1,0 +1,93 @@
+"""`fixpoint compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fixpoint.cli.errors import one_message
+from fixpoint.cli.options import (
+    Formats,
+    Jobs,
+    Plugins,
+    Settings,
+    cores,
+    integers,
+    make_console,
+    override,
+    recipe_options,
+    split,
+    split_formats,
+)
+from fixpoint.training.commands.comparison import run_comparison
+from fixpoint.training.commands.grid import DEFAULT_SOLVERS, make_grid
+from fixpoint.training.recipe.schema import Recipe
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+@recipe_options("hidden", "epochs", "batch_size", "lr", "device", defaults=True)
+def compare(
+    *,
+    dataset: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated names in 'fixpoint data list', own .npz files or CSV folders."
+        ),
+    ] = "har2-sample",
+    models: Annotated[
+        str, typer.Option(help="Comma-separated models: ernn, rnn, lstm, gru, ...")
+    ] = "ernn",
+    solvers: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated NAME or NAME:MAX_ITER of inexact-newton, picard, anderson, "
+            "broyden, ..."
+        ),
+    ] = ",".join(DEFAULT_SOLVERS),
+    backward: Annotated[
+        str | None,
+        typer.Option(help="unrolled, implicit or both by comma.", show_default="per solver"),
+    ] = None,
+    cell: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated jordan, self-feedback, identity-feedback, linear.",
+            show_default="jordan for inexact-newton, self-feedback for the others",
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0",
+    settings: Settings = None,
+    plugins: Plugins = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for runs.jsonl, report.html and checkpoints.")
+    ] = Path("runs/compare"),
+    formats: Formats = "png",
+    jobs: Jobs = None,
+    flags: dict[str, Any],
+) -> None:
+    """Train models with each solver and backward; compare accuracy, time and convergence.
+
+    Finished runs of the same settings in --out are not run again, unfinished ones are continued.
+    """
+    with one_message("Stopped; finished epochs are kept, the same command continues."):
+        base = override(Recipe(), settings, plugins, flags)
+        runs = make_grid(
+            base,
+            datasets=split(dataset),
+            models=split(models),
+            solvers=split(solvers),
+            cells=None if cell is None else split(cell),
+            backwards=None if backward is None else split(backward),
+            seeds=integers("--seeds", seeds),
+        )
+        run_comparison(
+            make_console(),
+            runs,
+            out=out,
+            jobs=jobs or cores(base.machine.device),
+            formats=split_formats(formats),
+        )

@@ -1,0 +1,165 @@
+"""Options that several commands have, those of a recipe built from its fields."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+from rich.console import Console
+
+from fixpoint._messages import unknown_name
+from fixpoint.analysis.plots import FORMATS
+from fixpoint.training.recipe.schema import DEFAULTS, SECTION_OF, SECTIONS, Recipe
+from fixpoint.training.recipe.toml import parse_setting
+
+
+def make_console() -> Console:
+    """Standard output; 120 columns where it is not a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise typer.BadParameter(f"expected a whole number of at least 1, got {text}")
+    return number
+
+
+def number(help: str) -> Any:
+    """An option with a whole number of at least 1."""
+    return typer.Option(parser=count, metavar="N", help=help)
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any other key of the recipe; repeatable."),
+]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        help="A Python file or module that registers cells, solvers or models; repeatable.",
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        parser=count, metavar="N", help="Runs at a time, one thread each.", show_default="cores"
+    ),
+]
+Formats = Annotated[
+    str, typer.Option("--format", help="Formats of the figures by comma: png, pdf, svg.")
+]
+
+
+def recipe_options(*names: str, defaults: bool = False) -> Callable[[Any], Any]:
+    """Give a command an option for each of these keys of a recipe.
+
+    The command gets those that were given as its argument `flags`.
+
+    Args:
+        names: keys of a recipe.
+        defaults: show the default of each key.
+    """
+
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def command(**values: Any) -> Any:
+            flags = {name: values.pop(name) for name in names}
+            given = {name: value for name, value in flags.items() if value is not None}
+            return function(flags=given, **values)
+
+        own = inspect.signature(function, eval_str=True).parameters
+        parameters = [parameter for name, parameter in own.items() if name != "flags"]
+        parameters += [_parameter(name, defaults) for name in names]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+def _parameter(name: str, show_default: bool) -> inspect.Parameter:
+    """The option of a key of a recipe: its type, help and default."""
+    kind = SECTIONS[SECTION_OF[name]]
+    (field,) = (field for field in fields(kind) if field.name == name)
+    hint = get_type_hints(kind)[name]
+    types = {int, float} & {hint, *get_args(hint)}
+    text = field.metadata["help"]
+    options: dict[str, Any] = {
+        "help": f"{text[0].upper()}{text[1:]}.",
+        "show_default": str(DEFAULTS[name]) if show_default else False,
+    }
+    if int in types and field.metadata["low"] == 1:
+        options |= {"parser": count, "metavar": "N"}
+    value: Any = types.pop() if types else str
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[value | None, typer.Option(**options)],
+    )
+
+
+def override(
+    base: Recipe, settings: list[str] | None, plugins: list[str] | None, flags: dict[str, Any]
+) -> Recipe:
+    """The recipe with plugins, --set and options; options have precedence."""
+    if plugins:
+        base = base.changed(plugins=[*base.model.plugins, *map(plugin_place, plugins)])
+    base = base.changed(**dict(parse_setting(text) for text in settings or []))
+    return base.changed(**flags)
+
+
+def plugin_place(text: str) -> str:
+    """A file as its full path, so that the run can be found from another folder; else a module."""
+    return str(Path(text).expanduser().absolute()) if text.endswith(".py") else text
+
+
+def cores(device: str) -> int:
+    return 1 if device != "cpu" else os.cpu_count() or 1
+
+
+def split(text: str) -> list[str]:
+    """The parts between commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def split_formats(text: str) -> list[str]:
+    """Formats of figures.
+
+    Raises:
+        ValueError: one is unknown, or none is given.
+    """
+    formats = split(text)
+    for name in formats or [text]:
+        if name not in FORMATS:
+            raise ValueError(unknown_name("format", name, FORMATS))
+    return formats
+
+
+def integers(option: str, text: str) -> list[int]:
+    """Seeds.
+
+    Raises:
+        ValueError: not whole numbers from 0 to 2^63 - 1.
+    """
+    try:
+        numbers = [int(part) for part in split(text)]
+    except ValueError:
+        raise ValueError(f"{option} takes whole numbers by comma, as 0,1,2; got {text!r}") from None
+    if not all(0 <= number < 2**63 for number in numbers):
+        raise ValueError(f"{option} takes numbers from 0 to 2^63 - 1; got {text!r}")
+    return numbers

@@ -1,0 +1,151 @@
+"""`fixpoint reproduce` and `fixpoint figures`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fixpoint.cli.errors import one_message
+from fixpoint.cli.options import (
+    Formats,
+    Jobs,
+    Settings,
+    cores,
+    integers,
+    make_console,
+    number,
+    split,
+    split_formats,
+)
+from fixpoint.paper import figure_files
+from fixpoint.paper.figures import FIGURES, PAPER
+from fixpoint.paper.table_runs import reproduce_table
+from fixpoint.training.recipe.toml import parse_setting
+
+app = typer.Typer(add_completion=False)
+figures_app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def reproduce(
+    target: Annotated[str, typer.Argument(help="table2, table3, table4 or figures.")],
+    dataset: Annotated[
+        str | None, typer.Option(help="Comma-separated data sets.", show_default="all")
+    ] = None,
+    models: Annotated[
+        str | None, typer.Option(help="Comma-separated models.", show_default="all")
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated seeds.", show_default="0,1,2,3,4; figures: 0"),
+    ] = None,
+    epochs: Annotated[int | None, number("Epochs, for a first look.")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="paper: the paper's treatment of the data and protocol in every recipe.",
+            show_default="of each recipe",
+        ),
+    ] = None,
+    settings: Settings = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps.")] = "cpu",
+    out: Annotated[
+        Path, typer.Option(help="Folder for runs.jsonl, report.html and checkpoints, or figures.")
+    ] = Path("runs/reproduce"),
+    formats: Formats = "png",
+    jobs: Jobs = None,
+) -> None:
+    """Run the recipes of a table of the paper, and print ours beside the paper's numbers.
+
+    Finished runs in --out are not run again, unfinished ones are continued. With figures, draw
+    those of the paper, as "fixpoint figures" does.
+    """
+    with one_message("Stopped; finished epochs are kept, the same command continues."):
+        if target == "figures":
+            others = {"--models": models, "--set": settings, "--jobs": jobs, "--protocol": protocol}
+            others["--device"] = None if device == "cpu" else device
+            _draw_figures(dataset, seeds or "0", epochs, out, formats, others)
+            return
+        changes = dict(parse_setting(text) for text in settings or [])
+        changes |= {"device": device} | ({} if epochs is None else {"epochs": epochs})
+        reproduce_table(
+            make_console(),
+            target,
+            out=out,
+            jobs=jobs or cores(device),
+            datasets=None if dataset is None else split(dataset),
+            models=None if models is None else split(models),
+            seeds=integers("--seeds", seeds or "0,1,2,3,4"),
+            protocol=protocol,
+            changes=changes,
+        )
+
+
+def _draw_figures(
+    dataset: str | None,
+    seeds: str,
+    epochs: int | None,
+    out: Path,
+    formats: str,
+    others: dict[str, Any],
+) -> None:
+    """The figures of the paper; `others` are options that they do not have."""
+    for option, value in others.items():
+        if value is not None:
+            raise ValueError(f"{option} is for tables: leave it out to draw the figures")
+    numbers = integers("--seeds", seeds)
+    if len(numbers) != 1:
+        raise ValueError(f"the figures are drawn with one seed; got --seeds {seeds}")
+    figure_files.draw_figures(
+        make_console(),
+        list(PAPER),
+        out=out,
+        dataset=dataset or real_windows(),
+        epochs=epochs or 25,
+        seed=numbers[0],
+        formats=split_formats(formats),
+    )
+
+
+@figures_app.command()
+def figures(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Figures to draw, as: h1 h2 h3 eta. All if none is named.", show_default=False
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="Real windows; if not given har2 where FIXPOINT_DATA is set, else har2-sample."
+        ),
+    ] = None,
+    epochs: Annotated[int, number("Epochs of each training.")] = 25,
+    walks: Annotated[int, number("Toy walks of each class to train on.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, walks and order.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the figures and captions.")] = Path(
+        "runs/figures"
+    ),
+    formats: Formats = "png",
+) -> None:
+    """Draw the figures of the ERNN paper, and of its analysis, from new short runs."""
+    with one_message("Stopped."):
+        figure_files.draw_figures(
+            make_console(),
+            names or list(FIGURES),
+            out=out,
+            dataset=dataset or real_windows(),
+            epochs=epochs,
+            walks=walks,
+            seed=seed,
+            formats=split_formats(formats),
+        )
+
+
+def real_windows() -> str:
+    """The data set of the figures on real windows, if none is named."""
+    return "har2" if os.environ.get("FIXPOINT_DATA") else "har2-sample"

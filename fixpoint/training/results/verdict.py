@@ -1,0 +1,68 @@
+"""What a record says of convergence, in words; the same verdict as `fixpoint diagnose` gives."""
+
+from __future__ import annotations
+
+import math
+
+from fixpoint._messages import percent
+from fixpoint.analysis.verdict import equilibrium_verdict
+from fixpoint.training.recipe.names import run_label
+from fixpoint.training.results.store import Record
+
+WORSE = 10
+"""A training loss above so many times that of guessing counts as diverged."""
+
+
+def divergence(record: Record) -> str | None:
+    """A sentence if the training diverged, else None."""
+    epochs, run = record["epochs"], record["run"]
+    remedy = f"lower training.lr ({run['lr']:g}) or set training.clip"
+    loss = record["loss"]
+    if loss is None or not math.isfinite(loss):
+        return (
+            f"The training diverged in epoch {len(epochs)} of {run['epochs']} and was stopped: "
+            f"its loss is not finite; {remedy}."
+        )
+    guess = record.get("guessing_loss")
+    if guess and loss > WORSE * guess:
+        return (
+            f"The training diverged: its loss is {loss:.2g}, that of guessing {guess:.2g}; "
+            f"{remedy}."
+        )
+    return None
+
+
+def findings(record: Record) -> str | None:
+    """In sentences whether the training diverged, and whether an ERNN equilibrates.
+
+    None where there is nothing to say, as of an LSTM that was trained well.
+    """
+    parts = [sentence for sentence in (divergence(record), *_equilibrium(record)) if sentence]
+    backward = record["run"]["backward"]
+    name = run_label(record["run"]) + (f", {backward}" if backward else "")
+    return f"{name}: {' '.join(parts)}" if parts else None
+
+
+def _equilibrium(record: Record) -> list[str]:
+    if not record["contraction"]:
+        return []
+    before, after = record["contraction"]["before"], record["contraction"]["after"]
+    parts = [
+        f"||I + eta f'|| < 1 at {percent(after['fraction_holding'])} of the states examined "
+        f"({percent(before['fraction_holding'])} before training)."
+    ]
+    etas = [eta for row in after["eta"] for eta in row]
+    negative = sum(eta < 0 for eta in etas)
+    if negative:
+        parts.append(
+            f"{negative} of {len(etas)} etas examined are negative, which breaks it wherever f' "
+            "is negative."
+        )
+    return [*parts, *_distance(record)]
+
+
+def _distance(record: Record) -> tuple[str, ...]:
+    # Records of earlier versions have the mean alone.
+    mean = record["mean_residual"]
+    quantiles = record.get("gap") or (None if mean is None else (mean, mean, mean))
+    return () if quantiles is None else equilibrium_verdict(quantiles)
