@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Phi = Callable[[Tensor], Tensor]
+
+
+class SelfFeedback(NamedTuple):
+    """sigma(U h + V h_prev + W x + b): U, V (n, n), W (n, d), b (n,); U = None is the identity."""
+
+    U: Tensor | None
+    V: Tensor
+    W: Tensor
+    b: Tensor | None
 
 
 class MapOptions(TypedDict, total=False):
@@ -85,6 +94,24 @@ class EquilibriumMap(ShowsAllOptions, nn.Module):
         phi does not depend on h_prev any number of them. None where a map has no such form.
         """
         return None
+
+    def as_self_feedback(self) -> SelfFeedback | None:
+        """The weights of phi = sigma(U h + V h_prev + W x + b), None where phi has another form."""
+        return None
+
+    def defines(self, form: str) -> bool:
+        """Whether `form`, "as_leaky_step" or "as_self_feedback", describes this class's own phi.
+
+        A subclass with a new phi and the form of its parent is another map.
+        """
+        owner = self._owner(form)
+        return owner is not EquilibriumMap and all(
+            issubclass(owner, self._owner(method)) for method in ("bind", "input_projection")
+        )
+
+    def _owner(self, method: str) -> type:
+        """The class that defines the method."""
+        return next(c for c in type(self).__mro__ if method in vars(c))
 
     def forward(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
         """phi(h, h_prev, x) with h, h_prev (B, n) and x (B, d)."""
@@ -187,6 +214,9 @@ class SelfFeedbackMap(EquilibriumMap):
     def as_leaky_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
         return self.U + self.V, self.W, self.b
 
+    def as_self_feedback(self) -> SelfFeedback | None:
+        return SelfFeedback(self.U, self.V, self.W, self.b)
+
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", bound={self.bound:g}" if self.bound else "")
 
@@ -213,6 +243,9 @@ class IdentityFeedbackMap(EquilibriumMap):
     def as_leaky_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
         V = self.V
         return V + torch.eye(len(V), dtype=V.dtype, device=V.device), self.W, self.b
+
+    def as_self_feedback(self) -> SelfFeedback:
+        return SelfFeedback(None, self.V, self.W, self.b)
 
 
 class LinearMap(SelfFeedbackMap):
@@ -266,6 +299,11 @@ class LinearMap(SelfFeedbackMap):
             return super().as_leaky_step()
         inverse = self._inverse()
         return inverse @ self.V, inverse @ self.W, None if self.b is None else inverse @ self.b
+
+    def as_self_feedback(self) -> SelfFeedback | None:
+        if self.inverse is None:
+            return super().as_self_feedback()
+        return SelfFeedback(torch.zeros_like(self.V), *self.as_leaky_step())
 
     def _inverse(self) -> Tensor:
         """(I - U)^-1 or I + U, (n, n)."""

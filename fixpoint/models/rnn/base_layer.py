@@ -65,7 +65,7 @@ class Recurrent(ShowsAllOptions, nn.Module):
         self.hidden_size = at_least(1, hidden_size=hidden_size)
         self.num_layers = at_least(1, num_layers=num_layers)
         if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout must be between 0 and 1; got {dropout}")
+            raise ValueError(f"dropout must be a fraction between 0 and 1; got {dropout}")
         if dropout and num_layers == 1:
             warnings.warn(
                 f"dropout={dropout:g} is applied between layers and has no effect with "

@@ -12,6 +12,7 @@ from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.maps import CELLS, EquilibriumMap, JordanMap
 from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, not_fused
 from fixpoint.models.rnn.base_layer import Recurrent
+from fixpoint.models.rnn.equilibrium import fused_trajectory, why_not_fused
 from fixpoint.models.rnn.scan import Trajectory, check_compatible, scan
 from fixpoint.solvers import InexactNewton, Solver, make_solver
 
@@ -24,8 +25,10 @@ class ERNNCell(LeakyCell):
 
         h^(k) = h^(k-1) + eta_t^(k) [sigma((I + U)(V h^(k-1) + W x_t + b)) - h^(k-1)].
 
-    With so few small steps the state is far from equilibrium; see `JordanMap`. The fused path
-    applies to this solver, unrolled whole, with the Jordan cell, or with any cell for K = 1.
+    With so few small steps the state is far from equilibrium; see `JordanMap`. A fused path
+    applies to this solver, unrolled whole, with the Jordan cell, or with any cell for K = 1; and
+    to the self-feedback, identity-feedback and linear cells solved to a tolerance by `Picard` or
+    `InexactNewton` with `Implicit`, where numba is installed.
 
     Args:
         input_size: features d of x_t.
@@ -102,11 +105,21 @@ class ERNNCell(LeakyCell):
             recompute=recompute,
         )
         self.cell, self.fixed_point = phi, fixed_point
-        if (recompute or implementation == "fused") and (reason := self.no_fused_path()):
+        reason = self._why_not_leaky() if recompute else self.no_fused_path()
+        if (recompute or implementation == "fused") and reason:
             raise ValueError(not_fused(reason))
 
     def no_fused_path(self) -> str | None:
-        return _why_not_fused(self.cell, self.fixed_point)
+        leaky, equilibrium = self._why_not_leaky(), self._why_not_equilibrium()
+        if leaky is None or equilibrium is None:
+            return None
+        return f"{leaky}; or it solves to a tolerance, and {equilibrium}"
+
+    def _why_not_leaky(self) -> str | None:
+        return _why_not_leaky(self.cell, self.fixed_point)
+
+    def _why_not_equilibrium(self) -> str | None:
+        return why_not_fused(self.cell, self.fixed_point)
 
     def recurrence(self, T: int) -> Leaky:
         solver, weights = self.fixed_point.solver, self.cell.as_leaky_step()
@@ -114,6 +127,23 @@ class ERNNCell(LeakyCell):
             raise ValueError(f"the layer is not a leaky recurrence: {self.no_fused_path()}")
         eta = solver.steps_until(T)
         return Leaky(*weights, 1 - eta, eta)
+
+    def _fused(self, x: Tensor, h0: Tensor, last_only: bool) -> tuple[str | None, Tensor | None]:
+        if self._why_not_leaky() is None:
+            return super()._fused(x, h0, last_only)
+        reason, path = fused_trajectory(self.cell, self.fixed_point, x, h0)
+        if path is None:
+            return reason, None
+        return None, path.h_n if last_only else path.output
+
+    def trajectory(self, x: Tensor, h0: Tensor | None = None) -> Trajectory:
+        """All states of x, (T, B, d), and how each was solved; see `scan`."""
+        if self.implementation != "reference" and self._why_not_equilibrium() is None:
+            h = x.new_zeros(x.shape[1], self.hidden_size) if h0 is None else h0
+            path = fused_trajectory(self.cell, self.fixed_point, x, h)[1]
+            if path is not None:
+                return path
+        return scan(self.cell, self.fixed_point, x, h0)
 
     def plain_states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
         path = scan(self.cell, self.fixed_point, x, h0)
@@ -169,12 +199,12 @@ class ERNN(Recurrent):
                 "num_layers=1 and bidirectional=False"
             )
         time_first, start = self._time_first(x, hx)
-        path = scan(self.cell, self.fixed_point, time_first, None if start is None else start[0])
+        path = self._first.trajectory(time_first, None if start is None else start[0])
         h_n = path.h_n if x.dim() == 2 else path.h_n.unsqueeze(0)
         return path._replace(output=self._as_given(x, path.output), h_n=h_n)
 
 
-def _why_not_fused(cell: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
+def _why_not_leaky(cell: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
     solver, backward = fixed_point.solver, fixed_point.backward
     if type(solver) is not InexactNewton or solver.has_tolerance:
         end = " with a tolerance" if isinstance(solver, InexactNewton) else ""
@@ -184,19 +214,9 @@ def _why_not_fused(cell: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
         return "it makes at least one step, and max_iter is 0"
     if not isinstance(backward, Unrolled) or (backward.last or K) < K:
         return f"its backward is Unrolled() through all steps, not {backward!r}"
-    owner = _owner(cell, "as_leaky_step")
-    # A subclass with new phi and the as_leaky_step of its parent is another map.
-    known = owner is not EquilibriumMap and all(
-        issubclass(owner, _owner(cell, method)) for method in ("bind", "input_projection")
-    )
-    if not known or (K > 1 and cell.uses_previous_state):
+    if not cell.defines("as_leaky_step") or (K > 1 and cell.uses_previous_state):
         return f"{type(cell).__name__} is not known to be sigma(A h + u_t) for max_iter={K}"
     return None
-
-
-def _owner(cell: EquilibriumMap, method: str) -> type:
-    """The class that defines the method."""
-    return next(c for c in type(cell).__mro__ if method in vars(c))
 
 
 def _make_cell(

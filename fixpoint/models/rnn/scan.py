@@ -64,17 +64,29 @@ def scan(
     for solution in solve_steps(cell, fixed_point, x, h0, start=start):
         states.append(solution.z)
         solutions.append(replace(solution, z=None))
-    output = torch.where(good.unsqueeze(2), torch.stack(states), torch.nan)
-    result = torch.stack([s.result for s in solutions])
     residuals = [s.residual for s in solutions if s.residual is not None]
-    return Trajectory(
-        output,
-        output[-1],
+    return mask_trajectory(
+        torch.stack(states),
+        good,
         torch.stack([s.iterations for s in solutions]),
         torch.stack(residuals) if residuals else None,
-        torch.where(good, result, int(Result.NONFINITE)).to(torch.int8),
+        torch.stack([s.result for s in solutions]),
         sum(s.evaluations for s in solutions),
     )
+
+
+def mask_trajectory(
+    output: Tensor,
+    good: Tensor,
+    iterations: Tensor,
+    residual: Tensor | None,
+    result: Tensor,
+    evaluations: int,
+) -> Trajectory:
+    """NaN and NONFINITE where a state is not good, (T, B); see `mask_nonfinite`."""
+    output = torch.where(good.unsqueeze(2), output, torch.nan)
+    result = torch.where(good, result, int(Result.NONFINITE)).to(torch.int8)
+    return Trajectory(output, output[-1], iterations, residual, result, evaluations)
 
 
 def solve_steps(

@@ -386,7 +386,7 @@ def test_what_is_refused(make):
         make(rang=2)
     with pytest.raises(ValueError, match="num_layers must be at least 1; got 0"):
         make(0)
-    with pytest.raises(ValueError, match="dropout must be a share between 0 and 1; got 2"):
+    with pytest.raises(ValueError, match="dropout must be a fraction between 0 and 1; got 2"):
         make(2, dropout=2)
 
 

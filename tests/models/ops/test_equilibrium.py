@@ -1,0 +1,354 @@
+"""The fused equilibrium scan against the loop over solves: states, counts, results, gradients."""
+
+import warnings
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from fixpoint import ConvergenceWarning, Implicit, InexactNewton, Phantom, Picard, Result
+from fixpoint.failure import NonConvergenceHandler
+from fixpoint.models import ERNN, IdentityFeedbackMap, LinearMap, SelfFeedbackMap
+from fixpoint.models.ops.common import dispatch
+from fixpoint.models.ops.equilibrium.arguments import Inputs, Method
+from fixpoint.models.ops.equilibrium.autograd import equilibrium_scan
+from fixpoint.models.ops.equilibrium.reference import equilibrium_reference
+from fixpoint.models.rnn.ernn import ERNNCell
+
+pytest.importorskip("numba", reason="needs numba")
+
+MAPS = {
+    "tanh": lambda: SelfFeedbackMap(3, 7, bound=0.7),
+    "relu": lambda: SelfFeedbackMap(3, 7, bound=0.7, nonlinearity="relu"),
+    "sigmoid": lambda: SelfFeedbackMap(3, 7, nonlinearity="sigmoid", bias=False),
+    "identity feedback": lambda: IdentityFeedbackMap(3, 7, nonlinearity="sigmoid"),
+    "linear": lambda: LinearMap(3, 7, bound=0.6),
+    "closed form": lambda: LinearMap(3, 7, bound=0.6, inverse="exact"),
+}
+SOLVERS = {
+    "Picard": lambda **o: Picard(**o),
+    "damped Picard": lambda **o: Picard(beta=0.7, **o),
+    "fixed eta": lambda **o: InexactNewton(60, eta=0.4, learn=False, **o),
+}
+TIGHT = {"rtol": 1e-11, "atol": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def new_buffers_are_full_of_nan(monkeypatch):
+    empty = dispatch.empty
+    monkeypatch.setattr(dispatch, "empty", lambda *args: empty(*args).fill_(torch.nan))
+
+
+def sample(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def pair(phi, solver, adjoint=None, dtype=torch.float64, **options):
+    """A cell that takes the fused path, and one with the same weights that does not."""
+    torch.manual_seed(0)
+    phi = phi().to(dtype)
+    if phi.b is not None:
+        torch.nn.init.normal_(phi.b, std=0.5)
+    return [
+        ERNNCell(
+            phi.input_size,
+            phi.hidden_size,
+            cell=phi,
+            solver=solver,
+            backward=Implicit(adjoint, **options),
+            implementation=implementation,
+        )
+        for implementation in ("fused", "reference")
+    ]
+
+
+def outcome(cell, x, h0):
+    """The trajectory, and the gradients of x, h0 and all parameters."""
+    leaves = [v.detach().clone().requires_grad_() for v in (x, h0)]
+    path = cell.trajectory(*leaves)
+    weights = sample(*path.output.shape, seed=9).to(x.dtype)
+    asked = [*leaves, *cell.parameters()]
+    return path, torch.autograd.grad(path.output, asked, weights)
+
+
+def assert_close(got, expected, rtol):
+    for g, e in zip(got, expected, strict=True):
+        scale = e.abs().max().item() if e.numel() else 0.0
+        torch.testing.assert_close(g, e, rtol=0, atol=rtol * scale)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("phi", MAPS)
+@pytest.mark.parametrize("rtol", [1e-3, 1e-10])
+def test_equals_the_loop_over_solves(phi, solver, rtol):
+    """In float64 no test is decided by rounding: the same updates, to the last one."""
+    fused, reference = pair(
+        MAPS[phi], SOLVERS[solver](rtol=rtol, atol=1e-9) if solver == "fixed eta"
+        else SOLVERS[solver](rtol=rtol, atol=1e-9, max_iter=200), on_failure="ignore",
+    )  # fmt: skip
+    x, h0 = sample(6, 41, 3), sample(41, 7, seed=1)
+    (got, gradients), (expected, expected_gradients) = (
+        outcome(c, x, h0) for c in (fused, reference)
+    )
+    assert torch.equal(got.iterations, expected.iterations)
+    assert torch.equal(got.result, expected.result)
+    assert got.evaluations == expected.evaluations
+    torch.testing.assert_close(got.output, expected.output, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(got.residual, expected.residual, rtol=1e-4, atol=1e-4)
+    assert_close(gradients, expected_gradients, 1e-11)
+    last = fused.fixed_point.backward.adjoint, reference.fixed_point.backward.adjoint
+    assert torch.equal(last[0].iterations[0], last[1].iterations)
+    assert torch.equal(last[0].result[0], last[1].result)
+    torch.testing.assert_close(last[0].z, last[1].z)
+
+
+def test_float32_differs_only_where_rounding_decides():
+    """Where counts differ, the residual lay within rounding of the tolerance."""
+    fused, reference = pair(lambda: SelfFeedbackMap(9, 80, bound=0.7), Picard(rtol=1e-3, atol=0),
+                            dtype=torch.float32)  # fmt: skip
+    x, h0 = sample(32, 64, 9).float(), torch.zeros(64, 80)
+    (got, gradients), (expected, expected_gradients) = (
+        outcome(c, x, h0) for c in (fused, reference)
+    )
+    differ = got.iterations != expected.iterations
+    assert differ.double().mean() < 0.002
+    # One update less leaves an error of the size of the tolerance.
+    torch.testing.assert_close(got.output, expected.output, rtol=0, atol=5e-3)
+    torch.testing.assert_close(got.output[~differ], expected.output[~differ], rtol=0, atol=2e-3)
+    assert_close(gradients, expected_gradients, 5e-3)
+
+
+@pytest.mark.parametrize("phi", MAPS)
+def test_gradcheck(phi):
+    """Against finite differences, at solutions tight enough for them."""
+    solver = Picard(max_iter=500, rtol=1e-13, atol=0)
+    fused, _ = pair(MAPS[phi], solver, on_failure="ignore")
+    U, V, W, b = fused.cell.as_self_feedback()
+    tensors = sample(3, 2, 3), W, b, U, V, sample(2, 7, seed=1)
+    leaves = [None if v is None else v.detach().clone().requires_grad_() for v in tensors]
+    method = Method(fused.nonlinearity, solver, Implicit(on_failure="ignore"))
+    given = [i for i, v in enumerate(leaves) if v is not None]
+
+    def scan(*values):
+        named = list(leaves)
+        for i, v in zip(given, values, strict=True):
+            named[i] = v
+        return equilibrium_scan(Inputs(*named), method)[0]
+
+    assert gradcheck(scan, [leaves[i] for i in given], fast_mode=True)
+
+
+def test_second_derivatives():
+    solver = Picard(max_iter=500, **TIGHT)
+    method = Method("tanh", solver, Implicit(on_failure="ignore"))
+    U = 0.3 * sample(4, 4, seed=5)
+    tensors = [sample(3, 2, 3), sample(4, 3, seed=2), sample(4, seed=3), U, U.mT, sample(2, 4)]
+    leaves = [v.detach().clone().requires_grad_() for v in tensors]
+    assert gradgradcheck(lambda *v: equilibrium_scan(Inputs(*v), method)[0], leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_backward_in_chunks_of_time(steps, monkeypatch):
+    fused, _ = pair(MAPS["tanh"], Picard(**TIGHT))
+    x, h0 = sample(7, 5, 3), sample(5, 7, seed=1)
+    expected = outcome(fused, x, h0)[1]
+    monkeypatch.setattr(dispatch, "CHUNK_BYTES", steps * 5 * 7 * 8)
+    assert_close(outcome(fused, x, h0)[1], expected, 1e-13)
+
+
+@pytest.mark.parametrize("eta", [0.3, 1.0])
+def test_an_eta_of_its_own_at_each_time_step(eta):
+    def solver():
+        out = InexactNewton(3, timesteps=9, eta=eta, learn=False, rtol=1e-4)
+        out.eta += 0.1 * sample(9, 3).float()
+        return out
+
+    fused, reference = pair(MAPS["tanh"], solver(), Picard(**TIGHT))
+    x, h0 = sample(7, 5, 3), sample(5, 7, seed=1)
+    (got, gradients), (expected, others) = (outcome(c, x, h0) for c in (fused, reference))
+    assert torch.equal(got.iterations, expected.iterations)
+    assert (got.result == Result.MAX_ITER).any()
+    torch.testing.assert_close(got.output, expected.output)
+    assert_close(gradients, others, 1e-11)
+
+
+def expanding(scale):
+    """A map that has no equilibrium in reach where the input is large: z <- relu(scale z + ..)."""
+
+    def make():
+        phi = SelfFeedbackMap(1, 4, nonlinearity="relu")
+        with torch.no_grad():
+            for weight in (phi.U, phi.V, phi.W):
+                weight.zero_()
+            phi.U += scale * torch.eye(4)
+            phi.W += 1
+        return phi
+
+    return make
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("scale", "max_iter", "code"),
+    [(3.0, 5, Result.MAX_ITER), (1e20, 60, Result.NONFINITE)],
+)
+def test_rows_without_an_equilibrium(scale, max_iter, code, dtype):
+    """Rows with a positive input diverge; negative ones are solved at 0 and unharmed."""
+    solver = Picard(max_iter=max_iter, rtol=1e-4, atol=1e-6)
+    fused, reference = pair(expanding(scale), solver, dtype=dtype, on_failure="ignore")
+    for cell in (fused, reference):
+        cell.cell.b.data.zero_()
+    x = sample(3, 6, 1).abs().to(dtype) + 0.1
+    x[:, ::2] *= -1
+    h0 = torch.zeros(6, 4, dtype=dtype)
+    (got, gradients), (expected, _) = (outcome(c, x, h0) for c in (fused, reference))
+    assert (got.result[:, 1::2] == code).any()
+    assert (got.result[:, 1::2] != Result.CONVERGED).all()
+    assert (got.result[:, ::2] == Result.CONVERGED).all()
+    assert torch.equal(got.result, expected.result)
+    assert torch.equal(got.iterations, expected.iterations)
+    torch.testing.assert_close(got.output, expected.output)
+    assert all(g.isfinite().all() for g in gradients)
+
+
+def test_a_cycle_is_stalled():
+    """z <- relu(1 - 2 z) runs 0, 1, 0, 1, ..: the least residual is that of the start."""
+    fused, reference = pair(
+        lambda: SelfFeedbackMap(1, 4, nonlinearity="relu"), Picard(max_iter=20), on_failure="ignore"
+    )
+    with torch.no_grad():
+        for weight in fused.cell.parameters():
+            weight.zero_()
+        fused.cell.U -= 2 * torch.eye(4)
+        fused.cell.b += 1
+    for cell in (fused, reference):
+        path = cell.trajectory(torch.zeros(2, 3, 1, dtype=torch.float64))
+        assert (path.result == Result.STALLED).all()
+        assert (path.iterations == 20).all()
+        assert (path.output == 0).all()
+
+
+def test_batch_mates_do_not_change_a_bit():
+    fused, _ = pair(MAPS["tanh"], Picard(max_iter=100, **TIGHT))
+    x, h0 = sample(5, 6, 3), sample(6, 7, seed=1)
+    clean = fused.trajectory(x, h0)
+    for bad in (torch.nan, torch.inf, 1e308):
+        spoiled = x.clone()
+        spoiled[2, 1] = bad
+        got = fused.trajectory(spoiled, h0)
+        rest = [0, 2, 3, 4, 5]
+        assert torch.equal(got.output[:, rest], clean.output[:, rest])
+        assert torch.equal(got.iterations[:, rest], clean.iterations[:, rest])
+        assert torch.equal(got.output[:2], clean.output[:2])
+        if bad != 1e308:
+            assert got.output[2:, 1].isnan().all()
+            assert (got.result[2:, 1] == Result.NONFINITE).all()
+
+
+def test_a_nan_row_takes_no_part_in_gradients():
+    fused, reference = pair(MAPS["tanh"], Picard(max_iter=100, **TIGHT))
+    x, h0 = sample(5, 6, 3), sample(6, 7, seed=1)
+    x[2, 1] = torch.nan
+    (_, got), (_, expected) = (outcome(c, x, h0) for c in (fused, reference))
+    for g, e in zip(got[2:], expected[2:], strict=True):
+        assert g.isnan().all() == e.isnan().all()
+
+
+def test_tiny_and_huge_states():
+    """Squares of such numbers leave float32; the measure does not."""
+    for scale in (1e-25, 1e25):
+        fused, reference = pair(
+            lambda: LinearMap(3, 7, bound=0.5, bias=False),
+            Picard(max_iter=60, rtol=1e-4, atol=0),
+            dtype=torch.float32,
+        )
+        x, h0 = scale * sample(3, 5, 3).float(), torch.zeros(5, 7)
+        got, expected = (cell.trajectory(x, h0) for cell in (fused, reference))
+        assert (got.result == Result.CONVERGED).all()
+        assert torch.equal(got.iterations, expected.iterations)
+        torch.testing.assert_close(got.output, expected.output, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("B", [1, 3, 100])
+def test_result_does_not_depend_on_threads(B):
+    fused, _ = pair(MAPS["tanh"], Picard(max_iter=100, **TIGHT))
+    x, h0, results, threads = sample(4, B, 3), sample(B, 7, seed=1), [], torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            results.append(outcome(fused, x, h0))
+    finally:
+        torch.set_num_threads(threads)
+    (one, gradients), (two, others) = results
+    torch.testing.assert_close(one.output, two.output, rtol=1e-13, atol=1e-13)
+    assert torch.equal(one.iterations, two.iterations)
+    assert_close(gradients, others, 1e-12)
+
+
+def test_nothing_given_is_changed_and_backward_repeats():
+    fused, _ = pair(MAPS["tanh"], Picard(**TIGHT))
+    x, h0 = sample(4, 3, 3).requires_grad_(), sample(3, 7, seed=1).requires_grad_()
+    before = x.detach().clone(), h0.detach().clone()
+    output = fused.trajectory(x, h0).output
+    first, second = (
+        torch.autograd.grad(output.sum(), (x, h0), retain_graph=True) for _ in range(2)
+    )
+    assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
+    assert all(torch.equal(p, q) for p, q in zip((x, h0), before, strict=True))
+
+
+def test_an_adjoint_that_fails_is_reported():
+    fused, _ = pair(MAPS["tanh"], Picard(**TIGHT), Picard(max_iter=1, **TIGHT), on_failure="warn")
+    output = fused.trajectory(sample(4, 3, 3), sample(3, 7, seed=1)).output
+    with pytest.warns(ConvergenceWarning, match="adjoint"):
+        output.sum().backward()
+    assert (fused.fixed_point.backward.adjoint.result == Result.MAX_ITER).all()
+
+
+def test_a_solve_that_fails_is_reported():
+    cell = pair(MAPS["tanh"], Picard(max_iter=1, **TIGHT))[0]
+    cell.fixed_point.non_convergence = NonConvergenceHandler("the solve", "raise")
+    with pytest.raises(RuntimeError, match="MAX_ITER"):
+        cell.trajectory(sample(4, 3, 3))
+
+
+def test_a_layer_takes_it_and_says_why_not():
+    layer = ERNN(3, 7, cell="self-feedback", solver=Picard(), backward=Implicit())
+    assert "not fused" not in repr(layer)
+    output, h_n = layer(torch.randn(6, 4, 3))
+    assert type(output.grad_fn).__name__ != "StackBackward0"
+    assert torch.equal(h_n[0], output[-1])
+    for options, reason in (
+        ({"solver": Picard(record="residual")}, "must have record=None"),
+        ({"solver": Picard(keep_best=False)}, "must have keep_best=True"),
+        ({"solver": Picard(norm=lambda z: z.norm(dim=1))}, "must have norm=None"),
+        ({"solver": Picard(check_every=2)}, "check_every=1"),
+        ({"solver": Picard(max_iter=3, rtol=0, atol=0)}, "rtol = atol = 0"),
+        ({"solver": "newton"}, "must be Picard or InexactNewton, not Newton"),
+        ({"backward": Phantom()}, r"differentiates by Implicit\(\), not Phantom"),
+    ):
+        given = {"cell": "self-feedback", "solver": Picard(), "backward": Implicit()} | options
+        with pytest.raises(ValueError, match=f'"fused" does not apply.*{reason}'):
+            ERNN(3, 7, **given, implementation="fused")
+        assert ERNN(3, 7, **given)(torch.randn(2, 1, 3))[0].shape == (2, 1, 7)
+
+
+def test_a_map_of_its_own_is_another_map():
+    class Shifted(SelfFeedbackMap):
+        def input_projection(self, x):
+            return super().input_projection(x) + 1
+
+    layer = ERNN(3, 7, cell=Shifted(3, 7), solver=Picard(), backward=Implicit())
+    assert "Shifted is not known to be" in layer.l0.no_fused_path()
+
+
+def test_the_functional_twin():
+    tensors = sample(3, 2, 3), sample(4, 3, seed=2), sample(4, seed=3), None, 0.2 * sample(4, 4)
+    inputs = Inputs(*tensors, sample(2, 4))
+    method = Method("sigmoid", Picard(max_iter=200, **TIGHT), Implicit())
+    states, report = equilibrium_scan(inputs, method)
+    torch.testing.assert_close(states, equilibrium_reference(inputs, method), rtol=1e-9, atol=0)
+    assert (report.result == Result.CONVERGED).all()
+    with warnings.catch_warnings(), pytest.raises(ValueError, match="use equilibrium_reference"):
+        equilibrium_scan(inputs, method._replace(activation="gelu"))
