@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -15,14 +16,32 @@ from fixpoint.solvers.line_search import LineSearchState, accept_or_backtrack
 
 LEAST_PIVOT = 0.1
 """Least |s . q| / |s|^2 of an update, which keeps the approximate Jacobian regular."""
+FACTOR_BYTES = 2**22
+"""What the factors of one sample may take by default."""
+MIN_FACTORS = 20
+"""Factors kept by default, however large a state is."""
+WINDOW = 5
+"""Growth of |g| is measured from the largest of so many last accepted steps."""
+MAX_GROWTH = 100.0
+"""A rejected step that multiplies |g| by more than this is not used to update H."""
+MAX_LENGTHENING = 4.0
+"""Largest ratio of the lengths of a direction and the step before it."""
+MAX_LEARNED = 5
+"""So many rejected steps in a row update H; after them the direction is kept."""
 
 
 class BroydenState(NamedTuple):
-    """The step being tried, the factors (u_j, s_j) of H, (B, D) each, and -H g, (B, D)."""
+    """The step being tried, the factors (u_j, s_j) of H, (B, D) each, and -H g, (B, D).
+
+    merits: |g|^2 of the last accepted steps, (B, 1) each.
+    rejections: steps rejected in a row, (B, 1).
+    """
 
     trial: LineSearchState
     factors: tuple[tuple[Tensor, Tensor], ...]
     full_direction: Tensor
+    merits: tuple[Tensor, ...]
+    rejections: Tensor
 
     def transpose_solve(self, g: Tensor) -> Tensor:
         """-H^T g, an estimate of the adjoint (I - J^T)^-1 g, (B, D)."""
@@ -37,17 +56,20 @@ class Broyden(IterativeSolver):
 
     H = (I + u_m s_m^T) ... (I + u_1 s_1^T)(-I), with s the last step and
     u = (s - q) / (s . q), q = H y, y the change of g. Where |s . q| < 0.1 |s|^2 the update is
-    damped towards H, so that H stays regular; directions are cut to |g| / sqrt(eps). After
-    `memory` factors it restarts from -I.
+    damped towards H, so that H stays regular; directions are cut to |g| / sqrt(eps), and to four
+    times the last step. After
+    `memory` factors the last half of the secant pairs is kept, and H built anew from them.
 
-    A step to where phi is not finite, or |g| more than (1 + growth / k) times that of its start,
-    is taken back and shortened, each sample by itself.
+    A step to where phi is not finite, or |g| more than (1 + growth / k) times the largest of the
+    last five accepted steps, is taken back, each sample by itself. Unless |g| grew by more than
+    100, H is updated by that step too, and the next one is at most half as long; else the same
+    direction is tried with a shorter step.
 
     Superlinear near a solution, also where phi is no contraction. It stores 2 * memory + 4
-    states, however large `max_iter` is.
+    states.
 
     Args:
-        memory: most factors kept.
+        memory: most factors kept. None: up to 6 D within 4 MiB a sample, or 20.
         growth: how much |g| may grow in an update; `math.inf` accepts every finite step.
         options: see `IterativeSolver`.
 
@@ -68,10 +90,14 @@ class Broyden(IterativeSolver):
     backtracks = True
 
     def __init__(
-        self, *, memory: int = 20, growth: float = 10.0, **options: Unpack[IterativeOptions]
+        self,
+        *,
+        memory: int | None = None,
+        growth: float = 10.0,
+        **options: Unpack[IterativeOptions],
     ) -> None:
         super().__init__(**options)
-        self.memory = at_least(1, memory=memory)
+        self.memory = memory if memory is None else at_least(1, memory=memory)
         if not growth > 0:
             raise ValueError(f"growth must be > 0; got {growth}")
         self.growth = growth
@@ -82,36 +108,52 @@ class Broyden(IterativeSolver):
         may_sync = self.may_sync
         if state is None:
             new = accept_or_backtrack(None, z, fz, may_sync=may_sync)
-            return fz, BroydenState(
-                LineSearchState(z, new.g, new.merit, new.g, new.step_size), (), new.g
-            )
-        last, factors, last_uncut = state
-        max_merit = (1 + self.growth / k) ** 2 * last.merit
-        accepted, all_accepted, z, g, merit, step_size = accept_or_backtrack(
-            last, z, fz, may_sync=may_sync, max_merit=max_merit
+            trial = LineSearchState(z, new.g, new.merit, new.g, new.step_size)
+            merit = new.merit.detach()
+            return fz, BroydenState(trial, (), new.g, (merit,), torch.zeros_like(merit))
+        trial, factors, full_direction, merits, rejections = state
+        max_merit = (1 + self.growth / k) ** 2 * functools.reduce(torch.maximum, merits)
+        accepted, all_accepted, start, g, merit, step_size = accept_or_backtrack(
+            trial, z, fz, may_sync=may_sync, max_merit=max_merit
         )
-        if len(factors) == self.memory:
-            direction, full_direction, factors = g, g, ()
+        if len(factors) >= self._most_factors(z):
+            factors = _keep_last_half(factors)
+            full_direction = _apply(factors, trial.g)
+        s = trial.step_size * trial.direction
+        if all_accepted:
+            p = after = _apply(factors, g)
         else:
-            p = _apply(factors, g)
-            taken = last.step_size if all_accepted else torch.where(accepted, last.step_size, 0.0)
-            s = taken * last.direction
-            factors = (*factors, (_factor(s, last_uncut - p, may_sync=may_sync), s))
-            full_direction = _apply(factors[-1:], p)
-            direction = _clip_direction(
-                full_direction, merit, eps=torch.finfo(z.dtype).eps, may_sync=may_sync
-            )
-            if not all_accepted:
-                # Exact where the weight is 0 or 1, and faster than `where`.
-                weight = accepted.to(g.dtype)
-                full_direction = torch.lerp(last_uncut, full_direction, weight)
-                direction = torch.lerp(last.direction, direction, weight)
-        trial = LineSearchState(z, g, merit, direction, step_size)
-        moved = torch.addcmul(z, step_size, direction).to(z.dtype)
-        return moved, BroydenState(trial, factors, full_direction)
+            end = at_least_float32(fz - z)
+            learns = accepted | _is_near(end.detach(), trial.merit.detach(), rejections)
+            # Elsewhere the trial is not used: s = q = 0.
+            s = torch.where(learns, s, 0.0)
+            p = torch.where(learns, _apply(factors, torch.where(learns, end, 0.0)), full_direction)
+            after = torch.where(accepted, p, full_direction)
+            rejections = torch.where(accepted, 0.0, rejections + 1)
+        factors = (*factors, (_factor(s, full_direction - p, may_sync=may_sync), s))
+        full_direction = _apply(factors[-1:], after)
+        direction = _clip_direction(
+            full_direction, s, merit, eps=torch.finfo(z.dtype).eps, may_sync=may_sync
+        )
+        if not all_accepted:
+            half = _half_as_long(s, direction)
+            step_size = torch.where(accepted | ~learns, step_size, half)
+        new_trial = LineSearchState(start, g, merit, direction, step_size)
+        moved = torch.addcmul(start, step_size, direction).to(z.dtype)
+        merits = _shift(merits, merit.detach(), None if all_accepted else accepted)
+        return moved, BroydenState(new_trial, factors, full_direction, merits, rejections)
+
+    def _most_factors(self, z: Tensor) -> int:
+        if self.memory is not None:
+            return self.memory
+        D = z.shape[1]
+        itemsize = torch.promote_types(z.dtype, torch.float32).itemsize
+        within = max(FACTOR_BYTES // max(2 * D * itemsize, 1), MIN_FACTORS)
+        return min(max(self.max_iter, 1), max(6 * D, MIN_FACTORS), within)
 
     def extra_repr(self) -> str:
-        return f"memory={self.memory}, growth={self.growth:g}, {super().extra_repr()}"
+        memory = "" if self.memory is None else f"memory={self.memory}, "
+        return f"{memory}growth={self.growth:g}, {super().extra_repr()}"
 
 
 def _apply(factors: tuple[tuple[Tensor, Tensor], ...], p: Tensor) -> Tensor:
@@ -119,6 +161,51 @@ def _apply(factors: tuple[tuple[Tensor, Tensor], ...], p: Tensor) -> Tensor:
     for u, s in factors:
         p = torch.addcmul(p, u, dot(s, p))
     return p
+
+
+def _apply_inverse(factors: tuple[tuple[Tensor, Tensor], ...], p: Tensor) -> Tensor:
+    """The product of all (I + u s^T), inverted, with p, (B, D)."""
+    for u, s in reversed(factors):
+        p = torch.addcmul(p, u, dot(s, p) / (1 + dot(s, u)), value=-1)
+    return p
+
+
+def _keep_last_half(
+    factors: tuple[tuple[Tensor, Tensor], ...],
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """The factors that the last half of the secant pairs gives from -I."""
+    kept: tuple[tuple[Tensor, Tensor], ...] = ()
+    for j in range(len(factors) - len(factors) // 2, len(factors)):
+        u, s = factors[j]
+        q = s - dot(s, s) / (1 + dot(s, u)) * u  # from u = (s - q) / (s . q)
+        q = _apply(kept, _apply_inverse(factors[:j], q))  # of y = -(F_{j-1} ... F_1)^-1 q
+        kept = (*kept, (_factor(s, q, may_sync=False), s))
+    return kept
+
+
+def _is_near(g: Tensor, merit: Tensor, rejections: Tensor) -> Tensor:
+    """Whether a rejected step, which ended in g, is to update H, (B, 1); merit of its start."""
+    grown = dot(g, g) <= MAX_GROWTH**2 * merit  # False where g is not finite
+    return grown & (rejections < MAX_LEARNED)
+
+
+def _shift(
+    merits: tuple[Tensor, ...], merit: Tensor, accepted: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The last merits with the new one where it was accepted; None: in all samples."""
+    after = (*merits, merit)[-WINDOW:]
+    if accepted is None:
+        return after
+    before = (*merits, merits[-1])[-WINDOW:] if len(merits) < WINDOW else merits
+    return tuple(torch.where(accepted, a, b) for a, b in zip(after, before, strict=True))
+
+
+def _half_as_long(s: Tensor, direction: Tensor) -> Tensor:
+    """Step size along the direction, at most 1, that makes half the step s, (B, 1)."""
+    with torch.no_grad():
+        ratio = torch.linalg.vector_norm(s, dim=1, keepdim=True)
+        ratio = ratio / torch.linalg.vector_norm(direction, dim=1, keepdim=True)
+        return (0.5 * ratio).nan_to_num(0.0).clamp_max(1.0)
 
 
 def _factor(s: Tensor, q: Tensor, *, may_sync: bool) -> Tensor:
@@ -139,16 +226,21 @@ def _factor(s: Tensor, q: Tensor, *, may_sync: bool) -> Tensor:
     return torch.where(moved, weight, 0.0) * (s - q)
 
 
-def _clip_direction(direction: Tensor, merit: Tensor, *, eps: float, may_sync: bool) -> Tensor:
-    """The direction, cut to |g| / sqrt(eps) where it is longer; merit is |g|^2, eps that of z.
+def _clip_direction(
+    direction: Tensor, s: Tensor, merit: Tensor, *, eps: float, may_sync: bool
+) -> Tensor:
+    """The direction, cut to |g| / sqrt(eps) and to 4 |s|, where s is not 0; merit is |g|^2.
 
     Where phi has no fixed point, z + 1 say, secant steps would grow until phi(z) - z is lost in
-    the rounding of z and looks like a solution.
+    the rounding of z, with precision eps, and looks like a solution; where |g| is bounded, they
+    would alternate with growing length.
     """
     with torch.no_grad():
-        share = merit / (eps * dot(direction, direction))
-        if may_sync and bool((share >= 1).all()):
+        last = MAX_LENGTHENING**2 * dot(s, s)
+        largest = torch.minimum(merit / eps, torch.where(last > 0, last, torch.inf))
+        fraction = largest / dot(direction, direction)
+        if may_sync and bool((fraction >= 1).all()):
             return direction
         tiny = torch.finfo(merit.dtype).tiny
-        factor = share.sqrt().nan_to_num(nan=1.0).clamp(min=tiny, max=1.0)
+        factor = fraction.sqrt().nan_to_num(nan=1.0).clamp(min=tiny, max=1.0)
     return factor * direction

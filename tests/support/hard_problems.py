@@ -91,10 +91,10 @@ hard_affine(
 )
 hard_affine(
     "graded",
-    torch.diag(10.0 ** torch.linspace(-4, 4, D, dtype=F64))
+    torch.diag(10.0 ** torch.linspace(-2, 2, D, dtype=F64))
     @ rotated(torch.linspace(-0.9, 0.9, D, dtype=F64), seed=10)
-    @ torch.diag(10.0 ** torch.linspace(4, -4, D, dtype=F64)),
-    "units from 1e-4 to 1e4: S A S^-1 with A symmetric",
+    @ torch.diag(10.0 ** torch.linspace(2, -2, D, dtype=F64)),
+    "units from 1e-2 to 1e2: S A S^-1 with A symmetric",
 )
 
 
@@ -164,7 +164,7 @@ hard(
     [0.5, 0.3, 1.0, 1.0],
     "two double roots that drive two slow coordinates",
 )
-hard("arctan", lambda z: z - torch.arctan(z), [3.0], "undamped Newton diverges from |z| > 1.39")
+hard("arctan", lambda z: z - torch.arctan(z - 1), [4.0], "undamped Newton diverges from 2.39 on")
 
 
 def bratu(lam: float) -> Map:
