@@ -6,7 +6,7 @@ import warnings
 from typing import Literal, get_args
 
 from fixpoint._messages import unknown_name
-from fixpoint.solution import Result, Solution, describe_failures
+from fixpoint.solution import Solution, describe_failures, has_failed
 
 OnFailure = Literal["ignore", "warn", "raise"]
 
@@ -40,7 +40,7 @@ class NonConvergenceHandler:
             return
         if self.on_failure == "raise":
             solution.check()
-        elif bool((solution.result > Result.FIXED_STEPS).any()):
+        elif bool(has_failed(solution.result).any()):
             self.silent = True
             failures = describe_failures(solution.result, solution.stall)
             warnings.warn(

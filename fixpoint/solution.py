@@ -20,6 +20,7 @@ class Result(IntEnum):
     MAX_ITER = 2
     STALLED = 3
     NONFINITE = 4
+    FALLBACK = 5
 
 
 class Stall(IntEnum):
@@ -49,6 +50,11 @@ RESULT_TEXT: dict[Result, str] = {
     Result.NONFINITE: (
         "phi returned NaN or inf: the sample was frozen at its last finite iterate; check its "
         "input, or damp (beta < 1) if it diverged"
+    ),
+    Result.FALLBACK: (
+        "the iteration over the whole sequence did not converge, so the sample was solved step by "
+        "step: its states are right, but nothing was gained; lower the window, choose another "
+        'jacobian, or use the sequential path (time="sequential") where most samples do this'
     ),
 }
 
@@ -116,14 +122,20 @@ class Solution:
     def check(self) -> Solution:
         """Return self, or say which samples failed and what to do.
 
-        Samples of a solve with a fixed number of steps pass: they had no tolerance to meet.
+        Samples of a solve with a fixed number of steps pass: they had no tolerance to meet. So do
+        those that fell back to the sequential path: their states are right.
 
         Raises:
             ConvergenceError: a sample is MAX_ITER, STALLED or NONFINITE.
         """
-        if bool((self.result > Result.FIXED_STEPS.value).any()):
+        if bool(has_failed(self.result).any()):
             raise ConvergenceError(describe_failures(self.result, self.stall))
         return self
+
+
+def has_failed(result: Tensor) -> Tensor:
+    """Which samples have a z that does not solve their problem, of the shape of `result`."""
+    return (result > Result.FIXED_STEPS.value) & (result != Result.FALLBACK.value)
 
 
 def describe_failures(result: Tensor, stall: Tensor | None = None) -> str:
@@ -139,7 +151,7 @@ def describe_failures(result: Tensor, stall: Tensor | None = None) -> str:
             ]
         elif count := _counts(result, len(Result))[code]:
             parts.append(f"{count} {code.name} ({RESULT_TEXT[code]})")
-    failed = int((result > Result.FIXED_STEPS.value).sum())
+    failed = int(has_failed(result).sum())
     return f"{failed} of {result.numel()} samples did not converge: " + "; ".join(parts)
 
 

@@ -1,0 +1,63 @@
+"""The Triton scan: interpreted on the CPU, compiled without a GPU, and on a GPU where one is."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="needs triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from fixpoint.sequence import triton as kernels  # noqa: E402
+from fixpoint.sequence.affine_scan import diagonal_scan  # noqa: E402
+
+
+def test_interpreted():
+    """In a process of its own: the decorator reads the variable when Triton is imported."""
+    path = Path(__file__).with_name("interpreted_triton.py")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", path],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"\d\d passed", result.stdout)
+    assert "skipped" not in result.stdout
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ["_chunk_ends", "_carries", "_chunk_states"])
+def test_compiles(name, reverse, kind, capability, monkeypatch, tmp_path):
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    kernel = getattr(kernels, name)
+    constants = {"REVERSE": reverse, "CHUNK": kernels.CHUNK, "BLOCK": kernels.BLOCK}
+    constants = {k: v for k, v in constants.items() if k in kernel.arg_names}
+    types = dict.fromkeys(constants, "constexpr") | {"carry": "*fp32"}
+    types |= dict.fromkeys(("a", "r", "delta"), f"*{kind}")
+    signature = {x: types.get(x, "i32") for x in kernel.arg_names}
+    compiled = triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=constants),
+        target=GPUTarget("cuda", capability, 32),
+    )
+    assert len(compiled.asm["cubin"]) > 0
+    assert compiled.metadata.shared == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("reverse", [False, True])
+def test_on_a_gpu(reverse):
+    a, r = torch.rand(1000, 16, 80) * 2 - 1, torch.randn(1000, 16, 80)
+    expected = diagonal_scan(a, r, reverse=reverse)
+    found = kernels.diagonal_scan(a.cuda(), r.cuda(), reverse=reverse).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
