@@ -19,6 +19,7 @@ COMMANDS = {
     "report": "Write one self-contained page of finished runs; also tables as LaTeX and CSV.",
     "reproduce": "Run the recipes of a table of the paper, and print ours beside the paper's.",
     "figures": "Draw the figures of the ERNN paper, and of its analysis, from new short runs.",
+    "info": "Print versions, threads, devices, BLAS and the data folder, for bug reports.",
     "data": "Data sets: what there is, and how to get it.",
 }
 """First line of the help of each command."""

@@ -10,10 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-PACKAGES = (
-    "torch-fixpoint torch numpy numba triton scipy torchdeq matplotlib lightning-fabric onnx "
-    "onnxruntime"
-).split()
+PACKAGES = [
+    "torch-fixpoint",
+    "torch",
+    "numpy",
+    "numba",
+    "triton",
+    "scipy",
+    "torchdeq",
+    "matplotlib",
+    "lightning-fabric",
+    "onnx",
+    "onnxruntime",
+]
 
 app = typer.Typer(add_completion=False)
 
