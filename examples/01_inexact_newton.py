@@ -25,7 +25,7 @@ def phi_of(x: torch.Tensor):  # type: ignore[no-untyped-def]
 # %%
 # A fixed number of updates, differentiable in the steps eta.
 layer = FixedPoint(InexactNewton(max_iter=2), Unrolled())
-layer.solver.eta.data = torch.tensor([0.2, 0.6])  # equal steps would stay equal
+layer.solver.eta.data = torch.tensor([0.2, 0.6])  # equal steps would remain equal
 optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
 for _ in range(300):
     x = torch.randn(64, 8)

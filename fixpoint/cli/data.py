@@ -61,7 +61,7 @@ def fetch(
     name: Annotated[str, typer.Argument(help="A data set of 'fixpoint data list'.")],
     archive: Annotated[
         list[Path] | None,
-        typer.Option(help="Official archive on disk; repeat the option for more files."),
+        typer.Option(help="Official archive, or folder of an unpacked one; repeat for more files."),
     ] = None,
 ) -> None:
     """Download the official archive of a data set, or read a given one, and convert it.
@@ -86,7 +86,7 @@ def fetch(
             data = load_dataset(name)
             pinned = [known for known in source.archives if known.pinned]
             same = all(any(known.is_file(path) for path in paths) for known in pinned)
-        if not same:
+        if not same and not any(path.is_dir() for path in paths):
             console.print(
                 "The archive's checksum differs from the official one (repacked?), but its "
                 "contents are correct.",

@@ -2,73 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from fixpoint.data.numeric_table import numbers
+from fixpoint.data.csv_table import CsvTable, parse_csv
+
+_PARTS = {"train": "", "valid": "_valid", "validation": "_valid", "val": "_valid", "test": "_test"}
 
 
-def read_folder(path: Path) -> dict[str, np.ndarray]:
-    """Arrays x (N, T, d) float32 and y (N,), and perhaps x_test and y_test, of a folder.
+class FolderData(NamedTuple):
+    """Arrays as those of an .npz file (see `fixpoint.data.load`), and notes for the user."""
+
+    arrays: dict[str, np.ndarray]
+    notes: tuple[str, ...]
+
+
+def read_folder(path: Path) -> FolderData:
+    """Read a folder of CSV files.
+
+    The arrays are x (N, T, d) float64 and y (N,), and lengths (N,) if the sequences differ in
+    length: they are padded with zeros to the longest. With the folders `train` and `valid` or
+    `test` above those of the classes there are arrays of each part.
 
     Raises:
-        ValueError: no file is there, one is no table of numbers, or two differ in size.
+        ValueError: there is no CSV file, a file is not a numeric table, or two files differ in
+            their number of columns.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
     ...     for label in ("down", "up"):
     ...         Path(name, label).mkdir()
     ...         _ = Path(name, label, "1.csv").write_text("a,b\\n1,2\\n3,4\\n5,6\\n")
-    ...     read_folder(Path(name))["x"].shape
+    ...     read_folder(Path(name)).arrays["x"].shape
     (2, 3, 2)
     """
-    if (path / "train").is_dir() and (path / "test").is_dir():
-        train, test = _read_classes(path / "train"), _read_classes(path / "test")
-        return {"x": train[0], "y": train[1], "x_test": test[0], "y_test": test[1]}
-    x, y = _read_classes(path)
-    return {"x": x, "y": y}
-
-
-def _read_classes(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    found = [
-        (file, folder.name)
-        for folder in sorted(path.iterdir())
-        if folder.is_dir()
-        for file in sorted(folder.glob("*.csv"))
-    ]
-    if not found:
-        raise ValueError(
-            f"{path} has no CSV files: it needs a folder for each class, with a file NAME.csv for "
-            "each sequence"
-        )
-    sequences = [_read_csv(file) for file, _ in found]
-    for (file, _), sequence in zip(found, sequences, strict=True):
-        if sequence.shape != sequences[0].shape:
+    parts = _parts(path)
+    files = {end: list(_files_of_classes(folder)) for end, folder in parts.items()}
+    for end, folder in parts.items():
+        if not files[end]:
             raise ValueError(
-                f"{file} has {_size(sequence.shape)}, but {found[0][0]} has "
-                f"{_size(sequences[0].shape)}: all sequences must be of one length"
+                f"{folder} has no CSV files: it needs a folder for each class, with a file "
+                "NAME.csv for each sequence"
             )
-    return np.stack(sequences), np.array([name for _, name in found])
+    paths = [file for found in files.values() for file in found]
+    tables = dict(zip(paths, _without_header([_read(file) for file in paths]), strict=True))
+    _check_columns(tables)
+    steps = {file: len(table.values) for file, table in tables.items()}
+    longest = max(steps.values())
+    arrays: dict[str, np.ndarray] = {}
+    for end, found in files.items():
+        arrays[f"x{end}"] = np.stack([_padded(tables[file].values, longest) for file in found])
+        arrays[f"y{end}"] = np.array([file.parent.name for file in found])
+        if min(steps.values()) < longest:
+            arrays[f"lengths{end}"] = np.array([steps[file] for file in found])
+    return FolderData(arrays, _notes(path, parts, tables))
 
 
-def _size(shape: Sequence[int]) -> str:
-    return f"{shape[0]} lines of {shape[1]} numbers"
+def csv_files(path: Path) -> list[Path]:
+    """All CSV files below a folder that are not hidden, sorted.
+
+    >>> csv_files(Path(__file__).parent)
+    []
+    """
+    files = (file for file in path.rglob("*") if file.suffix.lower() == ".csv" and file.is_file())
+    return sorted(f for f in files if not any(map(_is_hidden, f.relative_to(path).parts)))
 
 
-def _read_csv(file: Path) -> np.ndarray:
-    data = file.read_bytes()
-    first, _, rest = data.partition(b"\n")
-    return numbers(rest if _is_header(first) else data, str(file), delimiter=",").astype(np.float32)
+def _is_hidden(name: str) -> bool:
+    """Whether a name is of a hidden file or folder, or of what an archiver of macOS adds."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
-def _is_header(line: bytes) -> bool:
-    """Whether no cell of the line is a number."""
-    for cell in line.decode("utf-8", "replace").split(","):
-        try:
-            float(cell)
-        except ValueError:
-            continue
-        return False
-    return True
+def _visible(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if not _is_hidden(entry.name))
+
+
+def _sequences(folder: Path) -> list[Path]:
+    """The CSV files of a class."""
+    return [f for f in _visible(folder) if f.suffix.lower() == ".csv" and f.is_file()]
+
+
+def _files_of_classes(path: Path) -> Iterator[Path]:
+    for folder in _visible(path):
+        if folder.is_dir():
+            yield from _sequences(folder)
+
+
+def _parts(path: Path) -> dict[str, Path]:
+    """The folder of each part by the end of its arrays' names; one of all where there are none."""
+    found: dict[str, Path] = {}
+    for folder in _visible(path):
+        end = _PARTS.get(folder.name.lower())
+        if end is not None and folder.is_dir() and not _sequences(folder):
+            if end in found:
+                raise ValueError(f"{found[end]} and {folder} are the same part: merge them")
+            found[end] = folder
+    if "" in found and len(found) > 1:
+        return dict(sorted(found.items()))
+    return {"": path}
+
+
+def _read(file: Path) -> CsvTable:
+    return parse_csv(file.read_bytes(), str(file))
+
+
+def _without_header(tables: list[CsvTable]) -> list[CsvTable]:
+    """The tables without line 1 where it is the header 0, 1, ..., d - 1 in all of them."""
+    if not all(table.counting_header for table in tables):
+        return tables
+    return [table._replace(values=table.values[1:]) for table in tables]
+
+
+def _check_columns(tables: dict[Path, CsvTable]) -> None:
+    first = next(iter(tables))
+    for file, table in tables.items():
+        width, expected = table.values.shape[1], tables[first].values.shape[1]
+        if width != expected:
+            raise ValueError(
+                f"{file} has {width} columns, but {first} has {expected}: all sequences need the "
+                "same channels"
+            )
+
+
+def _padded(values: np.ndarray, steps: int) -> np.ndarray:
+    return np.pad(values, ((0, steps - len(values)), (0, 0)))
+
+
+def _notes(path: Path, parts: dict[str, Path], tables: dict[Path, CsvTable]) -> tuple[str, ...]:
+    """What was not read, and what a user should verify in the first file that has such a note."""
+    unread = sorted(
+        str(entry.relative_to(path))
+        for folder in {path, *parts.values(), *(file.parent for file in tables)}
+        for entry in _visible(folder)
+        if entry not in tables
+        and entry not in parts.values()
+        and not any(entry in file.parents for file in tables)
+    )
+    notes = []
+    if unread:
+        shown = ", ".join(unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
+        notes.append(f"not read: {shown}")
+    doubts = {table.note: file for file, table in reversed(tables.items()) if table.note}
+    notes += [f"{file.name}: {note}" for note, file in list(doubts.items())[-1:]]
+    return tuple(notes)

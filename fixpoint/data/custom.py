@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from fixpoint.data.csv_folder import read_folder
 from fixpoint.data.dataset import Dataset
-from fixpoint.data.splits import held_out
-from fixpoint.data.storage import read_arrays
+from fixpoint.data.npz_file import ENDS, check_arrays, read_user_npz
+from fixpoint.data.precision import to_float32
+from fixpoint.data.splits import held_out, take
+from fixpoint.data.storage import expand
 
 _HELD_OUT = 0.2
-_KEYS = ("x", "y", "x_test", "y_test", "subject", "subject_test")
+_PARTS = {"": "train", "_valid": "valid", "_test": "test"}
 
 
 def load(path: Path | str) -> Dataset:
-    """A user's own sequences: all of one length, with one class each.
+    """Load a user's own sequences, with one class each.
 
     An .npz file has
 
     - `x` (N, T, d): the sequences, numbers;
     - `y` (N,): the class of each, whole numbers or strings;
-    - optionally `x_test` and `y_test`, the same for test; without them a fifth is held out for
-      test, by subject where there are subjects, else of each class, always the same fifth;
-    - optionally `subject` (N,), and `subject_test`: who produced each sequence.
+    - optionally `x_test` and `y_test`, the test part; without them a fifth is held out for test, by
+      subject if there are subjects, else stratified by class, always the same fifth;
+    - optionally `x_valid` and `y_valid`, the validation part;
+    - optionally `subject` (N,), `subject_valid`, `subject_test`: who produced each sequence;
+    - optionally `lengths` (N,), `lengths_valid`, `lengths_test`: the time steps of each sequence,
+      from 1 to T, where shorter ones are padded at their end.
+
+    `x_train` is another name of `x`, and so on. An array with another name is an error.
 
     A folder has one folder for each class, with one CSV file for each sequence: T lines of d
-    numbers, between commas, and perhaps a first line with names. It may have the folders `train`
-    and `test` above those of the classes; without them a fifth of each class is held out for test.
+    numbers, between commas, semicolons or tabs, optionally with a header. Sequences may differ in
+    length. The folders of the classes may be in folders `train`, `valid` and `test`; without `test`
+    a fifth of each class is held out. Hidden files and folders are not read.
+
+    Values are stored as float32. Where that would round away the differences between sequences, as
+    of float64 values with a large mean, the mean of each column is subtracted before and kept in
+    `Dataset.shift`.
 
     Args:
         path: the file or folder.
 
     Raises:
-        FileNotFoundError: nothing is there.
+        FileNotFoundError: the path does not exist.
         ValueError: in one line: what the file lacks or has wrong.
 
     >>> import tempfile
@@ -45,118 +58,84 @@ def load(path: Path | str) -> Dataset:
     ...     load(path)
     Dataset(mine: 8 train + 2 test windows of 5 steps x 2 channels, 2 classes)
     """
-    path = Path(path).expanduser()
+    path = expand(path)
+    notes: tuple[str, ...] = ()
     if path.is_dir():
-        arrays = read_folder(path)
+        arrays, notes = read_folder(path)
     elif path.is_file():
-        arrays = read_arrays(path, _KEYS, "save it by numpy.savez(path, x=..., y=...)")
+        arrays = read_user_npz(path)
     else:
         raise FileNotFoundError(f"there is no file or folder {path}: give an .npz file or a folder")
-    return _dataset(path, _checked(path, arrays))
+    return _dataset(path, check_arrays(path, arrays), notes)
 
 
-def _checked(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    for key in ("x", "y", *(("x_test", "y_test") if {"x_test", "y_test"} & set(arrays) else ())):
-        if key not in arrays:
-            raise ValueError(
-                f"{path} has no {key}: it needs x (N, T, d) and y (N,), and may have x_test and "
-                "y_test"
-            )
-    for end in ("", "_test"):
-        x, y = arrays.get(f"x{end}"), arrays.get(f"y{end}")
-        if x is None or y is None:
-            continue
-        _check_x(path, f"x{end}", x)
-        for key in (f"y{end}", f"subject{end}"):
-            ids = arrays.get(key)
-            if ids is not None and (ids.shape != x.shape[:1] or ids.dtype.kind not in "iubU"):
-                raise ValueError(
-                    f"{path}: {key} must be ({len(x)},) whole numbers or strings, one for each "
-                    f"sequence of x{end}, got {ids.dtype} {ids.shape}: convert it before saving, "
-                    f"as by {key}.astype(int)"
-                )
-    if "x_test" in arrays and arrays["x_test"].shape[1:] != arrays["x"].shape[1:]:
-        raise ValueError(
-            f"{path}: x and x_test must have one (T, d), got {arrays['x'].shape[1:]} and "
-            f"{arrays['x_test'].shape[1:]}"
-        )
-    return arrays
-
-
-def _check_x(path: Path, key: str, x: np.ndarray) -> None:
-    if x.ndim != 3 or 0 in x.shape or not np.issubdtype(x.dtype, np.number) or x.dtype.kind == "c":
-        hint = f"; give {key}[..., None] where d is 1" if x.ndim == 2 else ""
-        raise ValueError(
-            f"{path}: {key} must be numbers (N, T, d) and not empty, got {x.dtype} {x.shape}{hint}"
-        )
-    if x.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            bad = ~np.isfinite(x.astype(np.float32)).all((1, 2))
-        if bad.any():
-            raise ValueError(
-                f"{path}: {key} holds NaN, inf or numbers beyond float32 in {bad.sum()} of "
-                f"{len(x)} sequences, first in number {bad.argmax()}: mend them or leave them out"
-            )
-
-
-def _dataset(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
-    classes, labels = np.unique(arrays["y"], return_inverse=True)
-    y = torch.from_numpy(labels.astype(np.int64))
-    names = [str(name) for name in classes]
-    if len(names) < 2:
-        raise ValueError(f"{path}: y must hold at least two classes, got only {names[0]!r}")
-    x, subject = _compact(arrays["x"]), _numbers_of(arrays, "subject")
-    common = {
+def _dataset(path: Path, arrays: dict[str, np.ndarray], notes: tuple[str, ...]) -> Dataset:
+    classes = [str(label) for label in np.unique(arrays["y"])]
+    if len(classes) < 2:
+        raise ValueError(f"{path}: y must hold at least two classes, got only {classes[0]!r}")
+    ends = [end for end in ENDS if f"x{end}" in arrays]
+    stored = to_float32(
+        {_PARTS[end]: arrays[f"x{end}"] for end in ends}, arrays.get("lengths"), path
+    )
+    fields: dict[str, Any] = {}
+    for end in ends:
+        part = _PARTS[end]
+        fields[f"x_{part}"] = stored.x[part]
+        fields[f"y_{part}"] = _classes(path, f"y{end}", arrays, classes)
+        fields[f"groups_{part}"] = _groups(arrays, f"subject{end}")
+        if f"lengths{end}" in arrays:
+            fields[f"lengths_{part}"] = torch.from_numpy(arrays[f"lengths{end}"].astype(np.int64))
+    fields |= {
         "name": path.name.removesuffix(".npz") or str(path.resolve().name),
-        "classes": tuple(names),
+        "classes": tuple(classes),
+        "shift": stored.shift,
+        "notes": (*notes, *stored.notes),
         "license": "your own data",
         "citation": "your own data",
     }
-    if "x_test" in arrays:
-        unknown = sorted({str(label) for label in arrays["y_test"].tolist()} - set(names))
-        if unknown:
-            raise ValueError(f"{path}: y_test has the class {unknown[0]!r}, which y does not have")
-        order = {name: i for i, name in enumerate(names)}
-        y_test = torch.tensor([order[str(label)] for label in arrays["y_test"].tolist()])
-        return Dataset(
-            x_train=x,
-            y_train=y,
-            groups_train=subject,
-            x_test=_compact(arrays["x_test"]),
-            y_test=y_test,
-            groups_test=_numbers_of(arrays, "subject_test"),
-            **common,  # type: ignore[arg-type]
-        )
-    held = held_out(y, subject, _HELD_OUT, seed=0)
-    if not held.any():
+    if "x_test" in fields:
+        return Dataset(**fields)
+    rows = _test_rows(path, fields["y_train"], fields["groups_train"])
+    test = {
+        key.replace("_train", "_test"): value
+        for key, value in fields.items()
+        if key.endswith("_train")
+    }
+    whole = Dataset(**fields, **test)
+    return take(take(whole, "train", ~rows), "test", rows)
+
+
+def _test_rows(path: Path, y: torch.Tensor, subject: torch.Tensor | None) -> torch.Tensor:
+    try:
+        rows = held_out(y, subject, _HELD_OUT, seed=0)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}, or give x_test and y_test") from None
+    if not rows.any():
         raise ValueError(
             f"{path}: a fifth of each class is held out for test, but no class has 3 sequences: "
             "give more, or x_test and y_test"
         )
-    return Dataset(
-        x_train=x[~held],
-        y_train=y[~held],
-        groups_train=None if subject is None else subject[~held],
-        x_test=x[held],
-        y_test=y[held],
-        groups_test=None if subject is None else subject[held],
-        **common,  # type: ignore[arg-type]
-    )
+    return rows
 
 
-def _compact(x: np.ndarray) -> torch.Tensor:
-    """As it is where a data set can hold it, else as float32."""
-    own = x.dtype.newbyteorder("=")
-    small = own in (np.float32, np.float16, np.int16, np.uint8)
-    native = x.astype(own if small else np.float32, copy=False)
-    return torch.from_numpy(np.ascontiguousarray(native))
+def _classes(
+    path: Path, key: str, arrays: dict[str, np.ndarray], classes: list[str]
+) -> torch.Tensor:
+    """The index of the class of each sequence, int64."""
+    index = {name: i for i, name in enumerate(classes)}
+    labels = [str(label) for label in arrays[key].tolist()]
+    unknown = sorted(set(labels) - set(classes))
+    if unknown:
+        raise ValueError(f"{path}: {key} has the class {unknown[0]!r}, which y does not have")
+    return torch.tensor([index[label] for label in labels])
 
 
-def _numbers_of(arrays: dict[str, np.ndarray], key: str) -> torch.Tensor | None:
-    """Subjects as whole numbers; of names, their places in sorted order."""
+def _groups(arrays: dict[str, np.ndarray], key: str) -> torch.Tensor | None:
+    """Subjects as whole numbers; those of names are their indices in sorted order."""
     if key not in arrays:
         return None
     if arrays[key].dtype.kind != "U":
         return torch.from_numpy(arrays[key].astype(np.int64))
-    known = np.unique(np.concatenate([arrays.get(k, arrays[key]) for k in ("subject", key)]))
+    named = [a for k, a in arrays.items() if k.startswith("subject") and a.dtype.kind == "U"]
+    known = np.unique(np.concatenate(named))
     return torch.from_numpy(np.searchsorted(known, arrays[key]).astype(np.int64))

@@ -47,10 +47,9 @@ def _accept_former_names(cls: type[T]) -> type[T]:
 class Dataset:
     """Sequences with one class each, or a stream of tokens, split into train, valid and test.
 
-    Of the kind "classification" are sequences of vectors of equal length, of the kind "tokens"
-    texts of at most T words, of the kind "language-model" one stream, in which each token is to be
-    predicted from those before it. Large sets stay as small as their file: `inputs` makes of some
-    rows what a model takes.
+    The kind "classification" has sequences of at most T vectors, "tokens" texts of at most T words,
+    "language-model" one stream, in which each token is predicted from the previous ones. Large sets
+    are stored as small as their file: `inputs` converts some rows to what a model takes.
 
     Args:
         name: name in `fixpoint.data.DATASETS`, or of the user's file.
@@ -61,7 +60,8 @@ class Dataset:
         y_train, y_valid, y_test: class of each sequence (N,), int64, in `range(len(classes))`;
             "language-model": the next token (N,).
         classes: name of each class; "language-model": the vocabulary.
-        lengths_train, lengths_valid, lengths_test: "tokens": words of each text (N,), int64.
+        lengths_train, lengths_valid, lengths_test: steps of each sequence or words of each text
+            (N,), int64, where shorter ones are padded with zeros at their end; None: all have T.
         vocabulary: "tokens" and "language-model": the word of each id.
         groups_train, groups_valid, groups_test: who produced each sequence (N,), int64, e.g. the
             subject; None where unknown. Sequences of one group are not independent: split by
@@ -72,13 +72,14 @@ class Dataset:
         vectors: "classification": triples of channels that are x, y and z of one vector in the
             frame of the sensor, as an acceleration is. Stored numbers may be turned by `rotate`.
         subset: what is missing of the full data set; empty where it is complete.
+        notes: what a user should know of how the data were read; shown by `repr`.
         license: terms of use.
         citation: what to cite.
 
     Valid is None where there is no official one: see `validation_split`.
 
     Raises:
-        ValueError: shapes, dtypes or labels do not fit together.
+        ValueError: shapes, dtypes or labels are inconsistent.
 
     >>> from fixpoint.data import load_dataset
     >>> load_dataset("har2-sample")
@@ -106,6 +107,7 @@ class Dataset:
     asinh: bool = False
     vectors: tuple[tuple[int, int, int], ...] = ()
     subset: str = ""
+    notes: tuple[str, ...] = ()
     license: str
     citation: str
 
@@ -117,6 +119,7 @@ class Dataset:
         for part in self.parts:
             self._check(part)
         self._check_vectors()
+        self._check_lengths()
         shapes = {part: tuple(getattr(self, f"x_{part}").shape[1:]) for part in self.parts}
         for part, shape in shapes.items():
             if shape != shapes["train"]:
@@ -199,6 +202,22 @@ class Dataset:
                 f"got {int(ids.min())}..{int(ids.max())}"
             )
 
+    def _check_lengths(self) -> None:
+        given = [part for part in self.parts if getattr(self, f"lengths_{part}") is not None]
+        if given and given != list(self.parts):
+            raise ValueError(
+                f"{self.name}: lengths are given of {', '.join(given)} only: give them of all parts"
+            )
+        least = 1 if self.kind == "classification" else 0
+        for part in given:
+            lengths, x = getattr(self, f"lengths_{part}"), getattr(self, f"x_{part}")
+            steps = x.shape[1] if x.ndim > 1 else len(x)
+            if len(lengths) and not least <= int(lengths.min()) <= int(lengths.max()) <= steps:
+                raise ValueError(
+                    f"{self.name}: lengths_{part} must lie in {least}..{steps}, got "
+                    f"{int(lengths.min())}..{int(lengths.max())}"
+                )
+
     def _check_vectors(self) -> None:
         channels = [channel for vector in self.vectors for channel in vector]
         size = self.x_train.shape[-1] if self.kind == "classification" else 0
@@ -213,7 +232,8 @@ class Dataset:
         counts = " + ".join(f"{len(getattr(self, f'y_{part}'))} {part}" for part in self.parts)
         shape = self.x_train.shape
         if self.kind == "classification":
-            what = f"windows of {shape[1]} steps x {shape[2]} channels, {len(self.classes)} classes"
+            steps = shape[1] if self.lengths_train is None else f"at most {shape[1]}"
+            what = f"windows of {steps} steps x {shape[2]} channels, {len(self.classes)} classes"
         elif self.kind == "tokens":
             what = (
                 f"texts of at most {shape[1]} of {len(self.vocabulary)} words, "
@@ -222,4 +242,5 @@ class Dataset:
         else:
             what = f"predictions of the next of {len(self.vocabulary)} words"
         subset = " (subset)" if self.subset else ""
-        return f"Dataset({self.name}{subset}: {counts} {what})"
+        notes = "".join(f"; {note}" for note in self.notes)
+        return f"Dataset({self.name}{subset}: {counts} {what}{notes})"

@@ -1,4 +1,4 @@
-"""Tables of numbers as text."""
+"""Numeric tables in text files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import io
 import warnings
 
 import numpy as np
+
+_NUMPY_HINT = "; use `usecols` to select a subset and avoid this error"
 
 
 def numbers(
@@ -15,12 +17,12 @@ def numbers(
 
     Args:
         data: the file.
-        name: what messages call it.
-        columns: how many there must be; None for any number.
-        delimiter: what stands between two numbers; None for white space.
+        name: name of the file in messages.
+        columns: the required number of columns; None for any number.
+        delimiter: separator of the columns; None for white space.
 
     Raises:
-        ValueError: in one line: something is no finite number, or lines are of unequal length.
+        ValueError: in one line: a cell is not a finite number, or lines are of unequal length.
 
     >>> numbers(b"1 2\\n3 4\\n", "a.txt")
     array([[1., 2.],
@@ -33,10 +35,10 @@ def numbers(
                 io.BytesIO(data), delimiter=delimiter, comments=None, ndmin=2, encoding="utf-8"
             )
     except ValueError as error:
-        reason = " ".join(str(error).split()).split(";")[0]
-        raise ValueError(f"{name} is no table of numbers: {reason}") from error
+        reason = " ".join(str(error).split()).removesuffix(_NUMPY_HINT)
+        raise ValueError(f"{name} is not a valid numeric table: {reason}") from error
     if table.size == 0:
-        raise ValueError(f"{name} is empty: a table of numbers is needed")
+        raise ValueError(f"{name} is empty: lines of numbers are needed")
     if columns not in (None, table.shape[1]):
         raise ValueError(f"{name} must have {columns} numbers a line, got {table.shape[1]}")
     bad = ~np.isfinite(table).all(1)

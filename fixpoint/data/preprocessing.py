@@ -1,23 +1,25 @@
-"""What is done to sequences of vectors before training."""
+"""Preprocessing of sequences of vectors: non-finite windows, normalization."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fixpoint.data.dataset import Dataset
+from fixpoint.data.precision import NEEDS_NORMALIZATION
 from fixpoint.data.splits import take
 
-_CHUNK = 1024  # windows converted to float64 at a time
+_CHUNK = 64  # windows converted to float64 at a time
 
 
 def drop_nonfinite(dataset: Dataset) -> tuple[Dataset, int]:
-    """Leave out the training windows that hold NaN or inf, and say how many they were.
+    """Drop the training windows that hold NaN or inf, and return how many were dropped.
 
-    Test windows stay: a model has to answer for each of them.
+    Test windows are kept: the score counts each of them.
 
     >>> from fixpoint.data import load_dataset
     >>> drop_nonfinite(load_dataset("har2-sample"))[1]
@@ -32,29 +34,32 @@ def drop_nonfinite(dataset: Dataset) -> tuple[Dataset, int]:
 def normalize(
     dataset: Dataset, per: Literal["column", "channel", "asinh"] = "column", *, late: bool = False
 ) -> Dataset:
-    """Shift and scale all parts, by statistics of train alone.
+    """Shift and scale all parts by statistics of the training part.
 
-    The statistics come from the finite training windows, in float64. A spread below 1e-6 counts as
-    1, so a constant column becomes 0. Data that are stored as float32 are changed, unless `late`;
-    of others `scale` and `shift` are, and the numbers stay as small as they were.
+    The statistics are computed in float64 from the finite training windows, without the padding of
+    shorter ones. A column is constant if its spread is at most the rounding error of its stored
+    values: it is shifted to 0 and not scaled, and the result's `notes` count such columns. Data
+    stored as float32 are changed, unless `late`; for others `scale` and `shift` are changed, and
+    the stored values are kept.
 
     Args:
-        dataset: sequences of vectors, in their own units.
+        dataset: sequences of vectors, in their original units.
         per: "column" gives zero mean and unit (population) s.d. for each (time step, channel), as
-            FastGRNN does; "channel" for each channel, over time and windows, which keeps the shape
-            of a window in time. "asinh" is asinh((x - median) / (1.4826 MAD)) for each channel,
-            with MAD the median distance from the median: linear near the median, logarithmic far
-            from it, so that the small movements of someone who sits still are seen beside large
-            ones. 1.4826 MAD is the s.d. of normal values, and few large ones do not change it.
-        late: leave the stored numbers in their units, and have `inputs` normalize them, so that
-            they can be turned by `rotate` first.
+            FastGRNN does; "channel" for each channel, over time and windows, which preserves the
+            shape of a window in time. "asinh" is asinh((x - median) / (1.4826 MAD)) for each
+            channel, with MAD the median distance from the median: linear near the median,
+            logarithmic far from it, so that small movements are visible beside large ones.
+            1.4826 MAD is the s.d. of a normal distribution, and outliers do not change it. If the
+            MAD is 0, the s.d. takes its place.
+        late: keep the stored values in their units and let `inputs` normalize them, so that they
+            can be rotated by `rotate` before.
 
     Raises:
-        ValueError: another `per`, no finite training window, tokens, which have no units, or data
-            normalized by asinh already.
+        ValueError: `per` is unknown, there is no finite training window, the data are tokens, which
+            have no units, or were normalized by asinh before.
 
     Source: Kusupati et al., 2018, FastGRNN: A Fast, Accurate, Stable and Tiny Kilobyte Sized Gated
-    Recurrent Neural Network ("zero mean - unit variance"); columns and floor as in its EdgeML code.
+    Recurrent Neural Network ("zero mean - unit variance"); columns as in its EdgeML code.
     Burbidge, Magee, Robb, 1988, Alternative Transformations to Handle Extreme Values of the
     Dependent Variable (asinh).
 
@@ -69,57 +74,127 @@ def normalize(
         raise ValueError(f"{dataset.name} holds tokens, which are not normalized: leave it out")
     if dataset.asinh:
         raise ValueError(f"{dataset.name} is normalized by asinh already: load it again")
-    x = dataset.x_train
+    x, lengths = dataset.x_train, dataset.lengths_train
     if x.is_floating_point():
-        x = x[_finite(x)]
+        finite = _finite(x)
+        x, lengths = x[finite], None if lengths is None else lengths[finite]
     if len(x) == 0:
         raise ValueError(
             f"{dataset.name}: at least one training window without NaN or inf is needed, "
             f"got none of {len(dataset.x_train)}; check the file it was read from"
         )
+    windows = _Windows(dataset, x, lengths)
     if per == "asinh":
-        centre, spread = _robust(dataset, x)
+        center, spread, rounding = _robust(windows)
     else:
-        centre, spread = _statistics(dataset, x, over=(0,) if per == "column" else (0, 1))
+        center, spread, rounding = _mean_and_sd(windows, (0,) if per == "column" else (0, 1))
+    constant = spread <= rounding
+    notes = _notes(dataset, int(constant.sum()), constant.numel(), per)
+    spread = torch.where(constant, 1.0, spread)
     if late or dataset.x_train.dtype != torch.float32:
-        old_scale = 1.0 if dataset.scale is None else dataset.scale.double()
-        old_shift = 0.0 if dataset.shift is None else dataset.shift.double()
-        scale, shift = old_scale / spread, (old_shift - centre) / spread
-        return replace(dataset, scale=scale.float(), shift=shift.float(), asinh=per == "asinh")
-    shift, scale = centre.float(), spread.float()
-
-    def changed(x: Tensor) -> Tensor:
-        x = (dataset.inputs(x) - shift) / scale
-        return x.asinh() if per == "asinh" else x
-
-    stored: dict[str, Any] = {
-        f"x_{part}": changed(getattr(dataset, f"x_{part}")) for part in dataset.parts
-    }
-    # What is normalized channel by channel is no vector any more.
-    return replace(dataset, scale=None, shift=None, vectors=(), **stored)
-
-
-def _statistics(dataset: Dataset, x: Tensor, over: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Mean and s.d. of the values of x, in float64; a s.d. below 1e-6 is 1."""
-    count = len(x) if over == (0,) else len(x) * x.shape[1]
-    chunks = x.split(_CHUNK)
-
-    def total(centre: Tensor | float, power: int) -> Tensor:
-        parts = [(dataset.inputs(c).double() - centre).pow(power).sum(over) for c in chunks]
-        return torch.stack(parts).sum(0)
-
-    mean = total(0.0, 1) / count
-    std = (total(mean, 2) / count).sqrt()
-    return mean, torch.where(std < 1e-6, 1.0, std)
+        scale, shift = _affine(dataset)
+        scale, shift = (scale / spread).float(), ((shift - center) / spread).float()
+        return replace(dataset, scale=scale, shift=shift, asinh=per == "asinh", notes=notes)
+    stored: dict[str, Any] = {}
+    for part in dataset.parts:
+        whole = _Windows(dataset, *(getattr(dataset, f"{k}_{part}") for k in ("x", "lengths")))
+        changed = []
+        for values, real in whole.chunks():
+            scaled = _without_padding((values - center) / spread, real)
+            changed.append((scaled.asinh() if per == "asinh" else scaled).float())
+        values = torch.cat(changed) if changed else getattr(dataset, f"x_{part}")
+        stored[f"x_{part}"] = values
+    # Channels that are normalized one by one are not the components of a vector.
+    return replace(dataset, scale=None, shift=None, vectors=(), notes=notes, **stored)
 
 
-def _robust(dataset: Dataset, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Median and 1.4826 MAD of each channel of x, in float64; a spread below 1e-6 is 1."""
-    channels = torch.cat([dataset.inputs(c).flatten(0, 1).mT for c in x.split(_CHUNK)], 1)
-    medians = torch.stack([values.median() for values in channels])
-    mad = torch.stack([(v - m).abs().median() for v, m in zip(channels, medians, strict=True)])
-    spread = 1.4826 * mad.double()
-    return medians.double(), torch.where(spread < 1e-6, 1.0, spread)
+class _Windows(NamedTuple):
+    """Stored windows x (N, T, d) of a data set, and their lengths (N,) or None."""
+
+    dataset: Dataset
+    x: Tensor
+    lengths: Tensor | None
+
+    def chunks(self, channels: slice = slice(None)) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Values (B, T, d) of some channels in float64, and which are not padding, (B, T, 1).
+
+        None stands for no padding.
+        """
+        shape = self.x.shape[1:]
+        scale, shift = (part.expand(shape)[:, channels] for part in _affine(self.dataset))
+        steps = torch.arange(shape[0], device=self.x.device)[:, None]
+        for rows in torch.arange(len(self.x), device=self.x.device).split(_CHUNK):
+            real = None if self.lengths is None else steps < self.lengths[rows].view(-1, 1, 1)
+            x = self.x[rows[0] : rows[-1] + 1, :, channels].double()
+            if self.dataset.scale is not None:
+                x = x * scale
+            yield x if self.dataset.shift is None else x + shift, real
+
+    def rounding(self, stored: Tensor, values: Tensor) -> Tensor:
+        """Bound on the rounding error of values of a size, for that of their stored part."""
+        dtype = self.x.dtype
+        eps = torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
+        return eps * stored + 4 * torch.finfo(torch.float64).eps * values
+
+
+def _without_padding(values: Tensor, real: Tensor | None) -> Tensor:
+    """The values with 0 in the place of padding."""
+    return values if real is None else torch.where(real, values, 0.0)
+
+
+def _affine(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """Scale and shift in float64."""
+    one = torch.ones((), dtype=torch.float64, device=dataset.x_train.device)
+    scale = one if dataset.scale is None else dataset.scale.double()
+    return scale, 0 * one if dataset.shift is None else dataset.shift.double()
+
+
+def _mean_and_sd(windows: _Windows, over: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and s.d. over some axes, and the rounding error of the values."""
+    shift = windows.dataset.shift
+    sums, counts, stored, sizes = [], [], [], []
+    for values, real in windows.chunks():
+        values = _without_padding(values, real)
+        sums.append(values.sum(over))
+        whole = torch.ones(*values.shape[:2], 1) if real is None else real
+        counts.append(whole.sum(over))
+        sizes.append(values.abs().amax(over))
+        if shift is not None:
+            stored.append(_without_padding(values - shift, real).abs().amax(over))
+    count = torch.stack(counts).sum(0).to(sums[0].device).clamp_min(1)
+    mean = torch.stack(sums).sum(0) / count
+    squares = [
+        _without_padding(values - mean, real).square().sum(over)
+        for values, real in windows.chunks()
+    ]
+    sd = (torch.stack(squares).sum(0) / count).sqrt()
+    largest = torch.stack(stored or sizes).amax(0), torch.stack(sizes).amax(0)
+    return mean, sd, windows.rounding(*largest)
+
+
+def _robust(windows: _Windows) -> tuple[Tensor, Tensor, Tensor]:
+    """Median, 1.4826 MAD (the s.d. where it is 0), and rounding error of each channel."""
+    _, sd, largest = _mean_and_sd(windows, (0, 1))
+    shift = _affine(windows.dataset)[1].expand(windows.x.shape[1:])
+    rows = []
+    for c in range(windows.x.shape[-1]):
+        chunks = [(v[..., 0], real) for v, real in windows.chunks(slice(c, c + 1))]
+        values = torch.cat([v.flatten() if m is None else v[m[..., 0]] for v, m in chunks])
+        median = values.median()
+        mad = 1.4826 * (values - median).abs().median()
+        size = (median - shift[:, c]).abs().amax() + mad
+        rows.append(torch.stack([median, mad, windows.rounding(size, median.abs() + mad)]))
+    median, mad, rounding = torch.stack(rows, 1)
+    flat = mad <= rounding
+    return median, torch.where(flat, sd, mad), torch.where(flat, largest, rounding)
+
+
+def _notes(dataset: Dataset, constant: int, count: int, per: str) -> tuple[str, ...]:
+    notes = tuple(note for note in dataset.notes if note != NEEDS_NORMALIZATION)
+    if not constant:
+        return notes
+    what = "columns (time step, channel)" if per == "column" else "channels"
+    return (*notes, f"{constant} of {count} {what} are constant")
 
 
 def _finite(x: Tensor) -> Tensor:

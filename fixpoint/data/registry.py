@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from fixpoint._messages import unknown_name
+from fixpoint.data.csv_folder import csv_files
 from fixpoint.data.custom import load
 from fixpoint.data.dataset import Dataset
 from fixpoint.data.sources import dsa, har, mnist, ptb, speech, yelp
 from fixpoint.data.sources.sample import har2_sample
 from fixpoint.data.sources.source import Source
 from fixpoint.data.sources.toy_walks import toy_walks
+from fixpoint.data.storage import expand
 
 DATASETS: dict[str, Callable[[], Dataset]] = {
     "har2-sample": har2_sample,
@@ -65,12 +68,12 @@ def fingerprint(name: str) -> str:
     >>> fingerprint("har2")
     ''
     """
-    path = Path(name).expanduser()
-    return "" if name in DATASETS or not path.exists() else _digest(path)
+    path = expand(name)
+    return "" if name in DATASETS or not os.path.exists(path) else _digest(path)
 
 
 def _digest(path: Path) -> str:
-    files = sorted(path.rglob("*.csv")) if path.is_dir() else [path]
+    files = csv_files(path) if path.is_dir() else [path]
     digest = hashlib.sha256()
     for file in files:
         content = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -87,7 +90,7 @@ def check_name(name: str) -> None:
 
     >>> check_name("har2")
     """
-    if name in DATASETS or Path(name).expanduser().exists():
+    if name in DATASETS or os.path.exists(expand(name)):
         return
     if "/" in name or "\\" in name or name.endswith(".npz"):
         raise FileNotFoundError(

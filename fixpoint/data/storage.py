@@ -21,13 +21,22 @@ def folder() -> Path:
     """Folder of the data files: FIXPOINT_DATA if it is set and not empty, else the user's cache."""
     given = os.environ.get("FIXPOINT_DATA")
     if given:
-        return Path(given).expanduser()
+        return expand(given)
     try:
         import pooch
     except ModuleNotFoundError:
         raise missing_extra("the data cache", "pooch", "bench") from None
 
     return Path(pooch.os_cache("fixpoint"))
+
+
+def expand(path: Path | str) -> Path:
+    """The path with a home folder in the place of ~, where there is one.
+
+    >>> expand("~nobody0/a")
+    PosixPath('~nobody0/a')
+    """
+    return Path(os.path.expanduser(path))
 
 
 def find(file_name: str, remedy: str) -> Path:
@@ -74,6 +83,27 @@ def read_arrays(path: Path, keys: Iterable[str], advice: str) -> dict[str, np.nd
         file.seek(0)
         with np.load(file, allow_pickle=False) as archive:
             return {key: archive[key] for key in keys if key in archive}
+
+
+def array_headers(path: Path, advice: str) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    """Dtype and shape of each array in an .npz file, which are read without loading the arrays.
+
+    Raises:
+        ValueError: the file is truncated or corrupt.
+    """
+    headers = {}
+    with as_value_error(path, advice, also=(ValueError,)), zipfile.ZipFile(path) as archive:
+        for member in archive.namelist():
+            with archive.open(member) as file:
+                first = np.lib.format.read_magic(file) == (1, 0)
+                read = (
+                    np.lib.format.read_array_header_1_0
+                    if first
+                    else np.lib.format.read_array_header_2_0
+                )
+                shape, _, dtype = read(file)
+            headers[member.removesuffix(".npy")] = dtype, shape
+    return headers
 
 
 def write_npz(path: Path, arrays: Arrays) -> None:

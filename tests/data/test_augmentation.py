@@ -12,7 +12,7 @@ def draw(count, degrees, seed=0):
     return random_rotations(count, degrees, generator=torch.Generator().manual_seed(seed))
 
 
-def test_they_are_rotations_of_any_direction_by_up_to_the_angle():
+def test_random_rotations_have_any_axis_and_at_most_the_angle():
     R = draw(20_000, 30.0)
     one = torch.eye(3).expand_as(R)
     torch.testing.assert_close(R @ R.mT, one, rtol=0, atol=1e-6)
@@ -28,7 +28,7 @@ def test_they_are_rotations_of_any_direction_by_up_to_the_angle():
     assert abs(axis.T @ axis / len(R) - np.eye(3) / 3).max() < 0.02
 
 
-def test_no_angle_is_no_rotation_and_a_seed_gives_the_same():
+def test_rotation_by_zero_is_the_identity_and_a_seed_is_repeatable():
     assert torch.equal(draw(4, 0.0), torch.eye(3).expand(4, 3, 3))
     assert torch.equal(draw(4, 90.0), draw(4, 90.0))
     assert not torch.equal(draw(4, 90.0), draw(4, 90.0, seed=1))
@@ -48,7 +48,7 @@ def test_each_vector_of_a_sequence_turns_by_its_rotation():
     assert torch.equal(turned[..., [4, 6]], x[..., [4, 6]])
 
 
-def test_norms_of_real_windows_stay():
+def test_rotation_preserves_norms_of_real_windows():
     data = load_dataset("har2-sample")
     x = data.x_train[:64]
     turned = rotate(x, data.vectors, draw(64, 30.0))
@@ -59,7 +59,7 @@ def test_norms_of_real_windows_stay():
 
 
 @pytest.mark.parametrize("name", ["toy-walks", "normalized"])
-def test_what_holds_no_vectors_is_refused(name):
+def test_data_without_vectors_are_not_rotated(name):
     data = normalize(load_dataset("har2-sample")) if name == "normalized" else load_dataset(name)
     with pytest.raises(ValueError, match=r"training\.rotate turns vectors .* has none"):
         check_vectors(data)

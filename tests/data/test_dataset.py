@@ -25,7 +25,7 @@ EPS = torch.finfo(torch.float32).eps
         ({"y_train": torch.full((N,), -1)}, "y_train must lie in"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(changes, message):
+def test_inconsistent_datasets_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         make(**changes)
 
@@ -131,11 +131,11 @@ def test_asinh_is_that_of_robust_units():
     data = make()
     values = data.x_train.double().flatten(0, 1).numpy()
     # 300 values of each channel: torch's median is the lower of the two in the middle
-    centre = np.sort(values, 0)[149]
-    spread = 1.4826 * np.sort(abs(values - centre), 0)[149]
+    center = np.sort(values, 0)[149]
+    spread = 1.4826 * np.sort(abs(values - center), 0)[149]
     for part in ("train", "test"):
         x = getattr(data, f"x_{part}")
-        expected = torch.from_numpy(np.arcsinh((x.double().numpy() - centre) / spread)).float()
+        expected = torch.from_numpy(np.arcsinh((x.double().numpy() - center) / spread)).float()
         got = getattr(normalize(data, "asinh"), f"x_{part}")
         torch.testing.assert_close(got, expected, rtol=0, atol=16 * EPS)
     far = replace(data, x_train=data.x_train.clone())
@@ -146,7 +146,7 @@ def test_asinh_is_that_of_robust_units():
 
 
 @pytest.mark.parametrize("per", ["column", "channel", "asinh"])
-def test_late_the_numbers_stay_and_inputs_normalizes(per):
+def test_late_normalization_keeps_stored_values(per):
     data = make(vectors=((2, 0, 1),))
     result, expected = normalize(data, per, late=True), normalize(data, per)
     for part in ("train", "test"):
@@ -207,6 +207,101 @@ def test_normalize_leaves_small_integers_small(per):
     assert drop_nonfinite(data) == (data, 0)
 
 
+def unequal():
+    """The data of `make` with sequences of 1 to T steps, padded with zeros."""
+    data = make()
+    lengths = {f"lengths_{part}": 1 + torch.arange(len(getattr(data, f"y_{part}"))) % T
+               for part in data.parts}  # fmt: skip
+    padded = {
+        f"x_{part}": getattr(data, f"x_{part}")
+        * (torch.arange(T)[:, None] < lengths[f"lengths_{part}"].view(-1, 1, 1))
+        for part in data.parts
+    }
+    return replace(data, **lengths, **padded)
+
+
+@pytest.mark.parametrize("per", ["column", "channel", "asinh"])
+def test_padding_has_no_part_in_the_statistics_and_is_zero(per):
+    data = unequal()
+    changed = replace(data, x_train=data.x_train.clone())
+    real = torch.arange(T) < data.lengths_train[:, None]
+    changed.x_train[~real] = 1e6
+    result = normalize(data, per)
+    assert torch.equal(result.x_train, normalize(changed, per).x_train)
+    assert not result.x_train[~real].any()
+    assert not result.x_test[torch.arange(T) >= data.lengths_test[:, None]].any()
+    if per == "column":
+        for t in range(T):
+            column = result.x_train[real[:, t], t].double()
+            torch.testing.assert_close(
+                column.mean(0), torch.zeros(D).double(), rtol=0, atol=64 * EPS
+            )
+            one = torch.ones(D, dtype=torch.float64)
+            torch.testing.assert_close(column.std(0, correction=0), one, rtol=0, atol=64 * EPS)
+    if per == "channel":
+        rows = result.x_train[real].double()
+        one = torch.ones(D, dtype=torch.float64)
+        torch.testing.assert_close(rows.std(0, correction=0), one, rtol=0, atol=64 * EPS)
+
+
+def test_lengths_are_those_of_all_parts_and_within_the_steps():
+    data = unequal()
+    assert repr(data).endswith("windows of at most 6 steps x 3 channels, 2 classes)")
+    with pytest.raises(ValueError, match="lengths are given of train only: give them of all parts"):
+        replace(data, lengths_test=None)
+    for wrong in (0, T + 1):
+        lengths = data.lengths_train.clone()
+        lengths[3] = wrong
+        with pytest.raises(ValueError, match=r"lengths_train must lie in 1\.\.6, got"):
+            replace(data, lengths_train=lengths)
+
+
+@pytest.mark.parametrize("per", ["column", "channel"])
+@pytest.mark.parametrize("unit", [1e-30, 1e-13, 1e-3, 1e20])
+def test_normalize_does_not_depend_on_the_unit(per, unit):
+    data = make()
+    scaled = replace(data, x_train=data.x_train * unit, x_test=data.x_test * unit)
+    result, expected = normalize(scaled, per), normalize(data, per)
+    torch.testing.assert_close(result.x_train, expected.x_train, rtol=0, atol=64 * EPS)
+    torch.testing.assert_close(result.x_test, expected.x_test, rtol=0, atol=64 * EPS)
+    assert result.notes == ()
+
+
+def test_what_differs_by_rounding_alone_counts_as_constant():
+    data = make()
+    data.x_train[:, 2, 1] = 1234.5
+    data.x_train[::2, 2, 1] = torch.nextafter(torch.tensor(1234.5), torch.tensor(2e3))
+    data.x_train[:, 4, 0] = 0.0
+    result = normalize(data)
+    assert result.notes == ("2 of 18 columns (time step, channel) are constant",)
+    assert result.x_train[:, 2, 1].abs().max() < 2e-4  # not scaled to 1
+    assert normalize(data, "channel").notes == ()
+    flat = normalize(make(x_train=torch.ones(N, T, D)), "channel")
+    assert flat.notes == ("3 of 3 channels are constant",)
+
+
+def test_the_steps_of_small_integers_do_not_count_as_rounding():
+    steps = torch.zeros(N, T, D, dtype=torch.int16)
+    steps[0] = 1
+    steps += 30_000
+    data = make(x_train=steps, x_test=steps[:20])
+    assert normalize(data).notes == ()
+    x = normalize(data).inputs(steps)
+    sd = x.double().std(0, correction=0)
+    # float32 holds 30000 s.d. in units of 2^-8
+    torch.testing.assert_close(sd, torch.ones_like(sd), rtol=0, atol=2**-6)
+
+
+def test_asinh_of_a_channel_that_is_mostly_one_value_takes_the_sd():
+    data = make()
+    data.x_train[..., 1] = 0.0
+    data.x_train[:10, 0, 1] = 3e-9
+    result = normalize(data, "asinh")
+    expected = np.arcsinh(1 / np.sqrt(10 / 300 * (1 - 10 / 300)))
+    np.testing.assert_allclose(result.x_train[:10, 0, 1], expected, rtol=1e-6)
+    assert result.notes == ()
+
+
 def test_the_validation_part_is_normalized_too():
     data = make()
     whole = replace(data, x_valid=data.x_test, y_valid=data.y_test)
@@ -263,6 +358,6 @@ def test_texts_and_streams():
         ({"x_test": torch.zeros(1, 4).short()}, r"one \(T, d\), got \(3,\) and \(4,\)"),
     ],
 )
-def test_texts_that_do_not_fit_together_are_refused(changes, message):
+def test_inconsistent_texts_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         texts(**changes)

@@ -15,7 +15,7 @@ def rows_of(x, whole):
     return [int((whole == row).flatten(1).all(1).nonzero().item()) for row in x]
 
 
-def test_no_subject_is_on_both_sides():
+def test_no_subject_is_in_train_and_valid():
     data = load_dataset("har2-sample")
     split = validation_split(data)
     train, valid = set(split.groups_train.tolist()), set(split.groups_valid.tolist())
@@ -27,7 +27,7 @@ def test_no_subject_is_on_both_sides():
     assert validation_split(split) is split
 
 
-def test_rows_keep_their_labels_and_none_is_lost():
+def test_split_rows_keep_their_labels_and_none_is_lost():
     data = make(groups_train=torch.arange(N) // 5)
     split = validation_split(data, 0.3)
     train, valid = rows_of(split.x_train, data.x_train), rows_of(split.x_valid, data.x_train)
@@ -37,31 +37,31 @@ def test_rows_keep_their_labels_and_none_is_lost():
         assert getattr(split, f"groups_{name}").tolist() == data.groups_train[rows].tolist()
 
 
-def test_without_groups_each_class_gives_its_share():
+def test_a_split_without_groups_is_stratified():
     y = torch.tensor([0] * 40 + [1] * 10 + [2] * 2)
-    held = held_out(y, None, 0.2, seed=0)
-    assert y[held].bincount(minlength=3).tolist() == [8, 2, 0]
-    assert torch.equal(held, held_out(y, None, 0.2, seed=0))
-    assert not torch.equal(held, held_out(y, None, 0.2, seed=1))
+    mask = held_out(y, None, 0.2, seed=0)
+    assert y[mask].bincount(minlength=3).tolist() == [8, 2, 0]
+    assert torch.equal(mask, held_out(y, None, 0.2, seed=0))
+    assert not torch.equal(mask, held_out(y, None, 0.2, seed=1))
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.99])
-def test_whole_groups_are_taken_and_never_all(fraction):
+def test_a_split_takes_whole_groups_and_never_all(fraction):
     groups = torch.arange(30) % 3
-    held = held_out(torch.zeros(30).long(), groups, fraction, seed=0)
-    sizes = {int(held[groups == g].sum()) for g in range(3)}
+    mask = held_out(torch.zeros(30).long(), groups, fraction, seed=0)
+    sizes = {int(mask[groups == g].sum()) for g in range(3)}
     assert sizes == {0, 10}
     nearest = {0.01: [10], 0.2: [10], 0.5: [10, 20], 0.99: [20]}
-    assert int(held.sum()) in nearest[fraction]
+    assert int(mask.sum()) in nearest[fraction]
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, float("nan")])
-def test_another_fraction_is_refused(fraction):
+def test_a_fraction_outside_0_to_1_is_refused(fraction):
     with pytest.raises(ValueError, match="fraction must lie between 0 and 1"):
         validation_split(make(), fraction)
 
 
-def test_what_cannot_be_split_is_refused():
+def test_one_group_and_a_stream_are_not_split():
     with pytest.raises(ValueError, match="all 50 training sequences are of one group"):
         validation_split(make(groups_train=torch.zeros(N).long()))
     stream = torch.arange(9) % 3
@@ -76,7 +76,7 @@ def test_what_cannot_be_split_is_refused():
 
 
 @pytest.mark.parametrize(("n", "size", "steps"), [(103, 4, 7), (20, 1, 30), (12, 12, 1)])
-def test_a_stream_is_covered_once_and_goes_on(n, size, steps):
+def test_stream_batches_cover_a_stream_once(n, size, steps):
     stream = torch.arange(n + 1)
     batches = list(stream_batches(stream[:-1], stream[1:], batch_size=size, steps=steps))
     x = torch.cat([x for x, _ in batches], dim=1)
@@ -87,7 +87,7 @@ def test_a_stream_is_covered_once_and_goes_on(n, size, steps):
         assert x.shape[1] <= steps
 
 
-def test_what_is_no_stream_is_refused():
+def test_stream_batches_need_one_axis_and_enough_tokens():
     one = torch.arange(5)
     with pytest.raises(ValueError, match="x and y must be"):
         list(stream_batches(one, one[1:], batch_size=1, steps=1))

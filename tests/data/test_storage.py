@@ -27,7 +27,7 @@ def path(tmp_path, arrays):
     return tmp_path / "toy.npz"
 
 
-def one_line(error):
+def line_of(error):
     message = str(error.value)
     assert "\n" not in message
     return message
@@ -53,7 +53,7 @@ def test_a_missing_file_says_where_it_was_expected_and_what_to_do(monkeypatch, t
     monkeypatch.setenv("FIXPOINT_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError) as error:
         find("toy.npz", REMEDY)
-    assert one_line(error) == (
+    assert line_of(error) == (
         f"toy.npz was expected in {tmp_path} (FIXPOINT_DATA is {tmp_path}); {REMEDY}, "
         "or set FIXPOINT_DATA to a folder that has toy.npz"
     )
@@ -61,7 +61,7 @@ def test_a_missing_file_says_where_it_was_expected_and_what_to_do(monkeypatch, t
     monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
     with pytest.raises(FileNotFoundError) as error:
         find("toy.npz", REMEDY)
-    assert f"expected in {tmp_path / 'fixpoint'} (FIXPOINT_DATA is not set)" in one_line(error)
+    assert f"expected in {tmp_path / 'fixpoint'} (FIXPOINT_DATA is not set)" in line_of(error)
 
 
 def test_read_npz_reads_what_the_schema_names(path, arrays):
@@ -99,12 +99,12 @@ def test_a_damaged_file_is_reported_in_one_line(path, damage):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match="is truncated or corrupt") as error:
         read_npz(path, SCHEMA)
-    message = one_line(error)
+    message = line_of(error)
     assert message.startswith(str(path))
     assert message.endswith("replace it by a fresh copy")
 
 
-def test_what_is_no_npz_of_plain_arrays_is_refused(path):
+def test_files_without_plain_arrays_are_refused(path):
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="is truncated or corrupt"):
         read_npz(path, SCHEMA)
@@ -121,7 +121,7 @@ def test_a_missing_array_is_named(path, arrays):
     np.savez_compressed(path, x=arrays["x"])
     with pytest.raises(ValueError, match=r"toy\.npz lacks y; replace it") as error:
         read_npz(path, SCHEMA)
-    one_line(error)
+    line_of(error)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_another_shape_or_dtype_is_refused(path, arrays, changed, got):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_STORED])
-def test_whatever_is_damaged_gets_one_line(tmp_path, arrays, method):
+def test_any_damage_of_an_npz_file_gets_one_line(tmp_path, arrays, method):
     path = tmp_path / "toy.npz"
     with zipfile.ZipFile(path, "w", method) as archive:
         for key, array in arrays.items():
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_read_is_not_called_damage(tmp_path):
         read_npz(tmp_path / "none.npz", SCHEMA)
 
 
-def test_a_file_has_its_name_when_it_is_whole(tmp_path, arrays):
+def test_an_npz_file_is_written_atomically(tmp_path, arrays):
     path = tmp_path / "new" / "toy.npz"
     write_npz(path, arrays)
     np.testing.assert_array_equal(read_npz(path, SCHEMA)["x"], arrays["x"])

@@ -62,7 +62,7 @@ def sound(samples, *, rate=16_000, channels=1, width=2):
 
 
 def damaged(data, random):
-    """The data with a share cut off, or some bytes changed, mostly near the end."""
+    """The data with a fraction cut off, or some bytes changed, mostly near the end."""
     if random.random() < 0.3:
         return data[: random.randrange(len(data))]
     changed = bytearray(data)
@@ -72,7 +72,7 @@ def damaged(data, random):
     return bytes(changed)
 
 
-def truncated(path, share=0.6):
+def truncated(path, fraction=0.6):
     data = path.read_bytes()
-    path.write_bytes(data[: int(share * len(data))])
+    path.write_bytes(data[: int(fraction * len(data))])
     return path

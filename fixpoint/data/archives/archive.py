@@ -23,8 +23,10 @@ _MEGABYTE = 2**20
 def files(paths: Iterable[Path]) -> Iterator[tuple[str, IO[bytes]]]:
     """Name and content of each file in some archives, in their order.
 
-    Archives are .zip, .tar, .tar.gz and .tgz; of .gz it is the one file, of all others the file
-    itself. A file is open until the next one is asked for.
+    A path is a .zip, .tar, .tar.gz or .tgz archive, a .gz file, any other file, which is returned
+    itself, or a folder, whose files are read as if they were given, with names relative to it.
+    Names have forward slashes. Files that archivers of macOS add and hidden files of a folder are
+    skipped. A file is open until the next one is requested.
 
     Raises:
         FileNotFoundError: the archive does not exist.
@@ -35,13 +37,25 @@ def files(paths: Iterable[Path]) -> Iterator[tuple[str, IO[bytes]]]:
     ['archive.py']
     """
     for path in paths:
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file {path}: give the path of an archive")
-        with as_value_error(path):
-            yield from _files(path)
+        if not path.exists():
+            raise FileNotFoundError(f"there is no file {path}: give an archive that is there")
+        for file, name in _below(path):
+            with as_value_error(file):
+                yield from _files(file, name)
 
 
-def _files(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
+def _below(path: Path) -> Iterator[tuple[Path, str]]:
+    """The files of a folder in a fixed order with their names inside it, or one file itself."""
+    if path.is_file():
+        yield path, path.name
+        return
+    for file in sorted(path.rglob("*")):
+        inside = file.relative_to(path)
+        if file.is_file() and not any(part.startswith(".") for part in inside.parts):
+            yield file, inside.as_posix()
+
+
+def _files(path: Path, name: str) -> Iterator[tuple[str, IO[bytes]]]:
     with path.open("rb") as file:
         magic = file.read(4)
     if magic[:2] == b"PK" or path.suffix == ".zip":
@@ -52,10 +66,10 @@ def _files(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
             yield from _tar_files(archive, str(path))
     elif magic[:2] == b"\x1f\x8b":
         with gzip.open(path) as file:
-            yield path.name.removesuffix(".gz"), file  # type: ignore[misc]
-    else:
+            yield name.removesuffix(".gz"), file  # type: ignore[misc]
+    elif not _is_of_macos(name):
         with path.open("rb") as file:
-            yield path.name, file
+            yield name, file
 
 
 def zip_files(archive: zipfile.ZipFile, title: str) -> Iterator[tuple[str, IO[bytes]]]:
@@ -63,7 +77,7 @@ def zip_files(archive: zipfile.ZipFile, title: str) -> Iterator[tuple[str, IO[by
     seen: set[str] = set()
     for member in archive.infolist():
         name = _checked(member.filename, title, seen)
-        if member.is_dir():
+        if member.is_dir() or _is_of_macos(name):
             continue
         if member.flag_bits & 1:
             raise ValueError(f"{title}: {name} is encrypted; give an archive without a password")
@@ -77,7 +91,7 @@ def _tar_files(archive: tarfile.TarFile, title: str) -> Iterator[tuple[str, IO[b
     seen: set[str] = set()
     for member in archive:
         name = _checked(member.name, title, seen)
-        if member.isdir():
+        if member.isdir() or _is_of_macos(name):
             continue
         file = archive.extractfile(member) if member.isfile() else None
         if file is None:
@@ -94,11 +108,17 @@ def _checked(name: str, title: str, seen: set[str]) -> str:
     outside = name.startswith(("/", "\\")) or re.match("[A-Za-z]:", name)
     if outside or ".." in re.split(r"[/\\]", name):
         raise ValueError(f"{title}: the member {shown} points outside the archive; {ADVICE}")
-    plain = posixpath.normpath(name)
+    plain = posixpath.normpath(name.replace("\\", "/"))
     if plain in seen:
         raise ValueError(f"{title}: the member {shown} is there twice; {ADVICE}")
     seen.add(plain)
     return plain
+
+
+def _is_of_macos(name: str) -> bool:
+    """Whether a file only holds attributes that an archiver of macOS adds."""
+    folder, _, base = name.rpartition("/")
+    return base.startswith("._") or "__MACOSX" in folder.split("/")
 
 
 def read(file: IO[bytes], name: str, *, at_most: int = 64 * _MEGABYTE) -> bytes:

@@ -33,7 +33,7 @@ class Archive:
 
     def is_file(self, path: Path) -> bool:
         """Whether a file has the published checksum."""
-        if self.checksum is None:
+        if self.checksum is None or not path.is_file():
             return False
         try:
             import pooch

@@ -75,7 +75,7 @@ def parse(paths: Sequence[Path]) -> dict[str, np.ndarray]:
     """
     texts: dict[str, np.ndarray] = {}
     for path, file in _official(paths):
-        name = posixpath.basename(path)
+        name = posixpath.basename(path).lower()
         if name in _ROWS:
             texts[name] = numbers(read(file, path), path, columns=_ROWS[name])
     missing = [name for name in _ROWS if name not in texts]
@@ -122,7 +122,7 @@ def verify(arrays: Arrays) -> None:
 
 def _official(paths: Sequence[Path]) -> Iterator[tuple[str, IO[bytes]]]:
     for name, file in files(paths):
-        if posixpath.basename(name) == "UCI HAR Dataset.zip":
+        if posixpath.basename(name).lower() == "uci har dataset.zip":
             yield from inner_zip(file, name, at_most=_INNER_BYTES)
         else:
             yield name, file

@@ -118,7 +118,8 @@ def _paths_and_lists(paths: Sequence[Path]) -> tuple[list[str], Set[str], Set[st
         short = _short(path)
         name = short.split("/")[-1]
         if name in ("validation_list.txt", "testing_list.txt"):
-            lists[name] = frozenset(read(file, path).decode().split())
+            lines = read(file, path).decode("utf-8-sig").splitlines()
+            lists[name] = frozenset(_short(line.strip()) for line in lines if line.strip())
         elif name.endswith(".wav") and short.split("/")[0] in WORDS:
             clips.append(short)
     for name in ("validation_list.txt", "testing_list.txt"):
@@ -128,7 +129,8 @@ def _paths_and_lists(paths: Sequence[Path]) -> tuple[list[str], Set[str], Set[st
 
 
 def _short(path: str) -> str:
-    return "/".join(path.split("/")[-2:])
+    """word/file.wav of a path, which may start with ./, have backslashes or capital letters."""
+    return "/".join(path.replace("\\", "/").lower().split("/")[-2:])
 
 
 def _samples(data: bytes, path: str) -> np.ndarray:

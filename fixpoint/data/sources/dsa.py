@@ -78,7 +78,7 @@ _SCHEMA: Schema = {"scale": ("float32", (45,))} | {
     )
 }
 _COUNTS = {"y_train": [240] * 19, "y_test": [240] * 19}
-_SEGMENT = re.compile(r"(?:^|/)a(\d\d)/p(\d)/s(\d\d)\.txt$")
+_SEGMENT = re.compile(r"(?:^|/)a(\d\d)/p(\d)/s(\d\d)\.txt$", re.IGNORECASE)
 
 
 def dsa19() -> Dataset:

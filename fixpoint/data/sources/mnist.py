@@ -113,7 +113,7 @@ def parse(paths: Sequence[Path]) -> dict[str, np.ndarray]:
     """
     arrays = {}
     for path, file in files(paths):
-        name = posixpath.basename(path).removesuffix(".gz")
+        name = posixpath.basename(path).lower().removesuffix(".gz")
         for key, wanted in _FILES.items():
             if name in (wanted, wanted.replace("-idx", ".idx")):
                 arrays[key] = _read_idx(read(file, path), path, axes=3 if key[0] == "x" else 1)

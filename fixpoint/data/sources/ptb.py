@@ -88,7 +88,7 @@ def parse(paths: Sequence[Path]) -> dict[str, np.ndarray]:
     words: dict[str, list[str]] = {}
     for path, file in files(paths):
         for part in PARTS:
-            if posixpath.basename(path) == f"ptb.{part}.txt":
+            if posixpath.basename(path).lower() == f"ptb.{part}.txt":
                 lines = read(file, path).decode().splitlines()
                 words[part] = [word for line in lines for word in (*line.split(), _END)]
     missing = [f"ptb.{part}.txt" for part in PARTS if part not in words]

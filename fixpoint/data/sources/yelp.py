@@ -149,7 +149,7 @@ def tokenize(text: str) -> list[str]:
 def _reviews(paths: Sequence[Path]) -> Iterator[tuple[int, list[str]]]:
     """Stars and words of each review that has words."""
     for path, file in files(paths):
-        if posixpath.basename(path).endswith("review.json"):
+        if posixpath.basename(path).lower().endswith("review.json"):
             for number, line in enumerate(_lines(file, path), 1):
                 star, text = _review(line, f"line {number} of {path}")
                 if tokens := tokenize(text):

@@ -37,6 +37,31 @@ def test_a_plain_file_and_a_gz_file_are_themselves(tmp_path):
     assert found == {"a.txt": b"plain", "b.txt": b"packed"}
 
 
+@pytest.mark.parametrize("write", [write_zip, write_tar])
+def test_what_macos_adds_is_skipped_and_names_have_slashes(write, tmp_path):
+    extra = {"__MACOSX/top/._a.txt": b"\0", "top/._a.txt": b"\0", "top\\b\\d.txt": b"third"}
+    path = write(tmp_path / ("a.zip" if write is write_zip else "a.tgz"), MEMBERS | extra)
+    assert contents(path) == {**MEMBERS, "top/b/d.txt": b"third"}
+
+
+def test_a_folder_is_read_as_the_archive_that_it_was(tmp_path):
+    for name, data in {
+        **MEMBERS,
+        ".DS_Store": b"\0",
+        "__MACOSX/a.txt": b"",
+        ".git/a.txt": b"",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "top" / "d.txt.gz").write_bytes(gzip.compress(b"packed"))
+    write_zip(tmp_path / "e.zip", {"e/f.txt": b"inside"})
+    found = {**MEMBERS, "top/d.txt": b"packed", "e/f.txt": b"inside"}
+    assert contents(tmp_path) == found
+    (tmp_path / "e.zip").write_bytes(b"PK\3\4")
+    with pytest.raises(ValueError, match=r"e\.zip is truncated or corrupt"):
+        contents(tmp_path)
+
+
 def test_tar_names_lose_the_dot_in_front(tmp_path):
     assert list(contents(write_tar(tmp_path / "a.tgz", {"./x/a.txt": b"1"}))) == ["x/a.txt"]
 
@@ -85,9 +110,9 @@ def test_an_encrypted_member_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("write", "name"), [(write_zip, "a.zip"), (write_tar, "a.tgz")])
-@pytest.mark.parametrize("share", [0, 0.001, 0.5, 0.98])
-def test_a_truncated_archive_is_refused(write, name, share, tmp_path):
-    path = truncated(write(tmp_path / name, MEMBERS), share)
+@pytest.mark.parametrize("fraction", [0, 0.001, 0.5, 0.98])
+def test_a_truncated_archive_is_refused(write, name, fraction, tmp_path):
+    path = truncated(write(tmp_path / name, MEMBERS), fraction)
     with pytest.raises(ValueError, match="is truncated or corrupt") as error:
         contents(path)
     assert "\n" not in str(error.value)
@@ -116,13 +141,13 @@ def test_a_file_that_grows_beyond_its_limit_is_refused(tmp_path):
     assert read(io.BytesIO(bytes(1000)), "zeros", at_most=1000) == bytes(1000)
 
 
-def test_no_archive():
+def test_a_missing_archive_is_named():
     with pytest.raises(FileNotFoundError, match=r"there is no file nowhere\.zip"):
         contents(Path("nowhere.zip"))
 
 
 @pytest.mark.parametrize(("write", "name"), [(write_zip, "a.zip"), (write_tar, "a.tgz")])
-def test_whatever_is_damaged_gets_one_line(write, name, tmp_path):
+def test_any_damage_of_an_archive_gets_one_line(write, name, tmp_path):
     whole = write(tmp_path / name, MEMBERS).read_bytes()
     chance, messages = random.Random(0), []
     for _ in range(200):

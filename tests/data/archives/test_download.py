@@ -84,7 +84,7 @@ def test_a_file_is_downloaded_once(server, tmp_path, checksum):
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_broken_download_goes_on(server, tmp_path, ranges):
+def test_a_broken_download_is_resumed(server, tmp_path, ranges):
     handler, url = server
     handler.breaks, handler.ranges = 200_000, ranges
     bar = Bar()

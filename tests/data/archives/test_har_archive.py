@@ -76,8 +76,8 @@ DAMAGE = {
     "channel": (CHANNEL, lambda t: None, "lacks body_gyro_y_test.txt"),
     "rows": (CHANNEL, without_last, r"body_gyro_y_test.txt must have 3 lines, .* got 2"),
     "columns": (CHANNEL, lambda t: table(np.zeros((3, 127))), "must have 128 numbers a line"),
-    "ragged": (CHANNEL, lambda t: t.rstrip() + b" 1\n", "is no table of numbers"),
-    "word": (CHANNEL, lambda t: b"none " + t, "is no table of numbers"),
+    "ragged": (CHANNEL, lambda t: t.rstrip() + b" 1\n", "is not a valid numeric table"),
+    "word": (CHANNEL, lambda t: b"none " + t, "is not a valid numeric table"),
     "empty": (CHANNEL, lambda t: b"", "is empty"),
     "NaN": (CHANNEL, lambda t: t.replace(t.split()[200], b"NaN", 1), "NaN or inf in 1 lines, "),
     "label": (LABELS, lambda t: t.replace(b"3", b"7"), "must hold activities 1 to 6"),
@@ -87,7 +87,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_what_is_wrong_is_named(members, tmp_path, name):
+def test_a_wrong_file_of_har_is_named(members, tmp_path, name):
     path, damage, message = DAMAGE[name]
     members[path] = damage(members[path])
     members = {key: data for key, data in members.items() if data is not None}

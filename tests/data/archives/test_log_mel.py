@@ -42,6 +42,6 @@ def test_filters_overlap_to_a_sum_of_one_between_the_first_and_last_peak():
 
 
 @pytest.mark.parametrize("clip", [np.zeros(RATE + 1), np.zeros((100, 2))])
-def test_what_is_no_clip_is_refused(clip):
+def test_arrays_that_are_not_a_clip_are_refused(clip):
     with pytest.raises(ValueError, match="a clip is a row of at most 16000 samples"):
         log_mel(clip)

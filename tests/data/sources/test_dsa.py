@@ -38,6 +38,23 @@ def test_segments_are_split_by_subject_and_rounded_to_steps(segments, tmp_path):
         assert [(int(a) + 1, int(p), int(s)) for a, p, s in labels] == keys
 
 
+@pytest.mark.parametrize("form", ["DATA/A{:02}/P{}/S{:02}.TXT", "data\\a{:02}\\p{}\\s{:02}.txt"])
+def test_names_in_capitals_or_with_backslashes_and_folders(form, segments, tmp_path):
+    expected = dsa.parse([archive(tmp_path / "a.zip", segments)])
+    members = {form.format(*key): table(v, delimiter=",") for key, v in segments.items()}
+    other = [write_zip(tmp_path / "b.zip", members)]
+    if "/" in form:
+        for name, data in members.items():
+            (tmp_path / "c" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "c" / name).write_bytes(data)
+        other.append(tmp_path / "c")
+    for path in other:
+        found = dsa.parse([path])
+        assert found.keys() == expected.keys()
+        for key, array in expected.items():
+            np.testing.assert_array_equal(found[key], array)
+
+
 def test_a_small_archive_is_not_the_whole_data(segments, tmp_path):
     with pytest.raises(ValueError, match=r"x_train must be int16 \(4560, 45, 125\), got"):
         dsa.SOURCE.make([archive(tmp_path / "a.zip", segments)])
@@ -63,7 +80,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_what_is_wrong_is_named(segments, tmp_path, name):
+def test_a_wrong_segment_is_named(segments, tmp_path, name):
     damage, message = DAMAGE[name]
     segments[2, 8, 3] = damage(segments[2, 8, 3])
     with pytest.raises(ValueError, match=message) as error:
@@ -78,7 +95,7 @@ def test_another_or_a_truncated_archive(segments, tmp_path):
         dsa.SOURCE.make([truncated(archive(tmp_path / "a.zip", segments))])
 
 
-def test_the_full_data(full_path):
+def test_the_full_data_of_dsa(full_path):
     full_path("dsa.npz")
     data = load_dataset("dsa19")
     assert data.x_train.shape == data.x_test.shape == (4560, 125, 45)

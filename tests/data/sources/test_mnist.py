@@ -56,7 +56,7 @@ def write(folder, key, data):
     return folder / NAMES[key]
 
 
-def test_what_is_wrong_is_named(arrays, tmp_path):
+def test_a_wrong_file_of_mnist_is_named(arrays, tmp_path):
     paths = [write(tmp_path, key, idx(array)) for key, array in arrays.items()]
     with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte not given: give all four"):
         mnist.SOURCE.make(paths[:-1])

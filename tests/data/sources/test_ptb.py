@@ -37,7 +37,7 @@ def test_the_text_files_will_do(tmp_path):
     assert arrays["x_valid"].tolist() == [0, 5, 2, 3, 4]
 
 
-def test_what_is_wrong_is_named(tmp_path):
+def test_a_wrong_file_of_ptb_is_named(tmp_path):
     path = write_tar(tmp_path / "a.tgz", members())
     with pytest.raises(ValueError, match=r"x_train must be uint16 \(929589,\), got uint16 \(11,\)"):
         ptb.SOURCE.make([path])
@@ -64,7 +64,7 @@ def test_the_full_data_is_word_for_word_the_official_one(full):
         ptb.verify({**arrays, "x_valid": swapped})
 
 
-def test_the_stream(full):
+def test_the_stream_of_ptb(full):
     arrays = full("ptb.npz")
     data = load_dataset("ptb")
     assert data.kind == "language-model"

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "make_har2_sample.py"
 PARTS = ["train", "test"]
 
 
-def test_sizes(sample):
+def test_sizes_of_the_sample(sample):
     assert sample.x_train.shape == (756, 128, 9)
     assert sample.x_test.shape == (324, 128, 9)
     assert sample.x_train.dtype == torch.float32

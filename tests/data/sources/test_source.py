@@ -86,7 +86,7 @@ def test_a_full_disk_leaves_the_folder_as_it_was(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("checksum", "kept"), [(None, False), ("sha256:00", True)])
-def test_a_wrong_download_that_nothing_vouches_for_is_removed(folder, checksum, kept):
+def test_a_wrong_download_without_a_checksum_is_removed(folder, checksum, kept):
     archive = replace(SOURCE.archives[0], checksum=checksum)
     (folder / "downloads").mkdir()
     path = write_zip(folder / "downloads" / "a.zip", {"x.txt": b"1"})
@@ -104,6 +104,6 @@ def test_the_subset_is_read_while_the_whole_is_not_there(folder):
         replace(SOURCE, file="other.npz").find()
 
 
-def test_what_wants_a_registration_says_what_to_do(folder):
+def test_a_source_that_requires_registration_says_what_to_do(folder):
     with pytest.raises(ValueError, match=r"get the zip archive from .*'.* toy --archive FILE'"):
         replace(SOURCE, archives=()).obtain()

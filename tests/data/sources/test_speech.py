@@ -49,7 +49,7 @@ def archive(members, tmp_path_factory):
     return write_tar(tmp_path_factory.mktemp("speech") / "a.tar.gz", members)
 
 
-def test_the_words():
+def test_the_words_of_speech():
     assert len(WORDS) == 30
     assert set(speech_archive.COMMANDS) < set(WORDS)
 
@@ -66,6 +66,28 @@ def test_google30_takes_every_clip_by_the_lists(archive):
     energies = arrays["x_test"][row] * arrays["scale"].astype(float)
     expected = log_mel(clip("happy", 5).astype(np.int16))
     assert np.abs(energies - expected).max() <= 0.0010001  # half a step
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: f"./{path}",
+        lambda path: path.replace("/", "\\"),
+        lambda path: f"speech/{path}  ",
+        str.upper,
+    ],
+)
+def test_lists_name_clips_in_other_forms(change, members, archive, tmp_path):
+    changed = {
+        name: "\r\n".join(map(change, data.decode().split())).encode() + b"\r\n"
+        if name.endswith("_list.txt")
+        else data
+        for name, data in members.items()
+    }
+    expected = speech_archive.parse("google30", [archive])
+    found = speech_archive.parse("google30", [write_tar(tmp_path / "b.tar.gz", changed)])
+    for key, array in expected.items():
+        np.testing.assert_array_equal(found[key], array)
 
 
 def test_google12_adds_a_tenth_of_unknown_and_of_silence(archive):
@@ -125,7 +147,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_what_is_wrong_is_named(members, tmp_path, name):
+def test_a_wrong_clip_is_named(members, tmp_path, name):
     path, data, message = DAMAGE[name]
     few = {k: v for k, v in members.items() if "0000000" not in k or k.split("/")[1] in "go bed"}
     lists = {
@@ -167,7 +189,7 @@ def test_the_made_file_is_a_data_set(archive, tmp_path, monkeypatch):
     assert len([g for g in groups[0] if g < 0]) == 4  # each piece of silence by itself
 
 
-def test_the_subset(full):
+def test_the_subset_of_speech(full):
     arrays = full("gsc12_v002_testset_logmel.npz")
     if (speech.SOURCES["google12"].find())[1]:
         pytest.skip("google12.npz, the whole data, is read instead")

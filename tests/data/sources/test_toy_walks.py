@@ -7,7 +7,7 @@ from fixpoint.data import load_dataset
 from fixpoint.data.sources.toy_walks import toy_walks
 
 
-def test_sizes():
+def test_sizes_of_toy_walks():
     data = load_dataset("toy-walks")
     assert data.x_train.shape == data.x_test.shape == (10_000, 100, 2)
     for y in (data.y_train, data.y_test):
@@ -42,6 +42,6 @@ def test_a_seed_is_a_data_set_and_walks_are_their_own():
 
 
 @pytest.mark.parametrize("size", [{"walks": 1}, {"steps": 0}])
-def test_too_small_ones_are_refused(size):
+def test_too_few_walks_or_steps_are_refused(size):
     with pytest.raises(ValueError, match="at least 2 walks of 1 step"):
         toy_walks(**size)

@@ -76,7 +76,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_what_is_wrong_is_named(tmp_path, name):
+def test_a_wrong_review_is_named(tmp_path, name):
     data, message = DAMAGE[name]
     path = write_zip(tmp_path / "a.zip", {"yelp_academic_dataset_review.json": data})
     with pytest.raises(ValueError, match=message) as error:
@@ -89,7 +89,7 @@ def test_a_truncated_archive(tmp_path):
         yelp.SOURCE.make([truncated(write_tar(tmp_path / "a.tgz", MEMBERS))])
 
 
-def test_the_subset(full):
+def test_the_subset_of_yelp(full):
     arrays = full("yelp10k.npz")
     if yelp.SOURCE.find()[1]:
         pytest.skip("yelp5.npz, the whole data, is read instead")
@@ -102,6 +102,6 @@ def test_the_subset(full):
     ends = torch.arange(300) >= data.lengths_test[:, None]
     assert torch.equal(data.x_test == 0, ends)
     split = validation_split(data)
-    shares = split.y_valid.bincount() / data.y_train.bincount()
-    assert ((shares - 0.2).abs() < 0.001).all()
+    fractions = split.y_valid.bincount() / data.y_train.bincount()
+    assert ((fractions - 0.2).abs() < 0.001).all()
     assert len(split.lengths_valid) == len(split.x_valid)

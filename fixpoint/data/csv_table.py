@@ -1,0 +1,200 @@
+"""One CSV file of a user: separator, decimal mark, byte order mark and header are recognized."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+SEPARATORS = ("\t", ";", "|", ",", None)
+"""In order of precedence; None is white space."""
+
+_NAMES = {"\t": "tabs", None: "white space"}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf(inity)?)", re.IGNORECASE)
+_WHOLE = re.compile(r"[+-]?\d+")
+_FRACTION = re.compile(r"[+-]0|[+-]?0\d+")  # not of a whole number: the part beside a decimal comma
+_SEPARATOR_LINE = re.compile(r'\s*"?sep=(.)"?\s*', re.IGNORECASE)  # line 1 of Excel
+_INDEX = ("", "Unnamed: 0")  # the header of an index column written by pandas
+
+
+class CsvTable(NamedTuple):
+    """The content of a CSV file.
+
+    Attributes:
+        values: (T, d) float64.
+        counting_header: whether the first line may be the header 0, 1, ..., d - 1 that pandas
+            writes for columns without names; the line is part of `values`.
+        note: what a user should verify, or an empty string.
+    """
+
+    values: np.ndarray
+    counting_header: bool = False
+    note: str = ""
+
+
+def parse_csv(data: bytes, name: str) -> CsvTable:
+    """The numbers of a CSV file.
+
+    Columns are separated by tabs, semicolons, vertical bars, commas or white space. A comma is the
+    decimal mark where another character separates the columns, and inside quotes. A first line
+    without a number is a header, and an index column written by pandas is left out.
+
+    Args:
+        data: the file; UTF-8, or UTF-16 with a byte order mark.
+        name: name of the file in messages.
+
+    Raises:
+        ValueError: in one line: the file is empty, a cell is not a finite number, or two lines
+            differ in their number of columns.
+
+    >>> parse_csv(b"left;right\\n1,5;2\\n3;4\\n", "a.csv").values
+    array([[1.5, 2. ],
+           [3. , 4. ]])
+    """
+    lines = _lines(data)
+    separator = _separator(lines)
+    raw = {
+        n: _cells(line, separator, f"{name}, line {n}")
+        for n, line in lines.items()
+        if not _SEPARATOR_LINE.fullmatch(line)
+    }
+    if raw and all(cells[-1] == "" for cells in raw.values()):
+        raw = {n: cells[:-1] for n, cells in raw.items()}  # each line ends with a separator
+    rows = {n: [_with_point(cell) for cell in cells] for n, cells in raw.items()}
+    header = rows.pop(min(rows)) if rows and _is_header(rows[min(rows)]) else []
+    if not rows:
+        raise ValueError(f"{name} is empty: lines of numbers are needed")
+    values = _values(rows, name, separator)
+    _check_decimal_mark([raw[n] for n in rows], name, separator, len(header))
+    if header and header[0] in _INDEX and np.array_equal(values[:, 0], np.arange(len(values))):
+        return CsvTable(values[:, 1:], note="an index column was left out")
+    return CsvTable(values, not header and _may_be_header(values), _doubt(rows, separator))
+
+
+def _lines(data: bytes) -> dict[int, str]:
+    """The lines that are not blank, by their numbers from 1."""
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = data.decode("utf-16" if wide else "utf-8-sig", "replace")
+    lines = re.split(r"\r\n|\r|\n", text)
+    return {n: line for n, line in enumerate(lines, 1) if line.strip(" \t;,|")}
+
+
+def _separator(lines: dict[int, str]) -> str | None:
+    """The first separator that splits the last line into numbers, else the first found in it."""
+    if not lines:
+        return ","
+    if match := _SEPARATOR_LINE.fullmatch(lines[min(lines)]):
+        return match.group(1)
+    last = lines[max(lines)]
+    found = [separator for separator in SEPARATORS if separator is None or separator in last]
+    for separator in found:
+        cells = [_with_point(cell) for cell in _cells(last, separator, "the last line")]
+        if any(cells) and all(_is_number(cell) or cell == "" for cell in cells):
+            return separator
+    return found[0]
+
+
+def _cells(line: str, separator: str | None, where: str) -> list[str]:
+    """The cells of a line, without quotes."""
+    if separator is None:
+        return [cell.strip('"') for cell in line.split()]
+    try:
+        (cells,) = csv.reader([line], delimiter=separator)
+    except (csv.Error, ValueError) as error:
+        raise ValueError(f"{where} cannot be read ({error})") from None
+    return [cell.strip() for cell in cells]
+
+
+def _with_point(cell: str) -> str:
+    """A number with a decimal comma with a point instead; any other cell unchanged."""
+    changed = cell.replace(",", ".")
+    return changed if cell.count(",") == 1 and _is_number(changed) else cell
+
+
+def _is_number(cell: str) -> bool:
+    return _NUMBER.fullmatch(cell) is not None
+
+
+def _is_header(cells: list[str]) -> bool:
+    """Whether no cell is a number, or the cells are those that pandas writes above an index."""
+    if cells[0] == "" and cells[1:] == [str(i) for i in range(len(cells) - 1)]:
+        return True
+    return not any(map(_is_number, cells)) and any(map(str.isalpha, "".join(cells)))
+
+
+def _values(rows: dict[int, list[str]], name: str, separator: str | None) -> np.ndarray:
+    try:
+        if any("_" in cell for cells in rows.values() for cell in cells):
+            raise ValueError("Python's underscores in numbers")
+        values = np.array(list(rows.values()), dtype=np.float64)
+    except ValueError:
+        raise ValueError(
+            f"{name} is not a valid numeric table: {_first_problem(rows)}; columns were separated "
+            f"by {_NAMES.get(separator, repr(separator))}: each line needs the same number of "
+            "columns, separated by commas, semicolons or tabs"
+        ) from None
+    bad = ~np.isfinite(values).all(1)
+    if bad.any():
+        line = list(rows)[int(bad.argmax())]
+        raise ValueError(f"{name} holds NaN or inf in {bad.sum()} lines, first in line {line}")
+    return values
+
+
+def _first_problem(rows: dict[int, list[str]]) -> str:
+    first = min(rows)
+    for n, cells in rows.items():
+        if len(cells) != len(rows[first]):
+            return (
+                f"the number of columns changed from {len(rows[first])} in line {first} to "
+                f"{len(cells)} in line {n}"
+            )
+        for column, cell in enumerate(cells, 1):
+            if not _is_number(cell):
+                what = f"could not convert {cell[:40]!r}" if cell else "no number"
+                return f"{what} in line {n}, column {column}"
+    return "numbers of unknown form"
+
+
+def _check_decimal_mark(
+    rows: list[list[str]], name: str, separator: str | None, columns: int
+) -> None:
+    """Raise where commas may be decimal marks, thousands separators or column separators."""
+    points = any("." in cell for row in rows for cell in row)
+    commas = any("," in cell for row in rows for cell in row)
+    remedy = "write decimal points, or separate the columns by semicolons"
+    if points and commas:
+        raise ValueError(f"{name} has both decimal points and decimal commas: {remedy}")
+    if separator != "," or commas:
+        return
+    if columns and len(rows[0]) == 2 * columns:
+        raise ValueError(
+            f"{name} has {columns} names in its header and {len(rows[0])} numbers a line: {remedy}"
+        )
+    if not points and any(_FRACTION.fullmatch(cell) for row in rows for cell in row):
+        raise ValueError(
+            f"{name} has commas both as decimal marks and between columns, it seems: {remedy}"
+        )
+
+
+def _may_be_header(values: np.ndarray) -> bool:
+    """Whether line 1 is 0, 1, ..., d - 1 with d > 1, and line 2 does not count on."""
+    first = np.arange(values.shape[1])
+    return bool(
+        len(values) > 1
+        and len(first) > 1
+        and np.array_equal(values[0], first)
+        and not np.array_equal(values[1], first + 1)
+    )
+
+
+def _doubt(rows: dict[int, list[str]], separator: str | None) -> str:
+    """A note where each line might be one number with a decimal comma."""
+    if separator == "," and all(
+        len(row) == 2 and _WHOLE.fullmatch(row[0]) and row[1].isdigit() for row in rows.values()
+    ):
+        first = ",".join(rows[min(rows)])
+        return f"{first} was read as two numbers, not as one with a decimal comma"
+    return ""

@@ -1,0 +1,180 @@
+"""The arrays of a user's .npz file: known names, dtypes and shapes, or one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fixpoint._messages import unknown_name
+from fixpoint.data.storage import array_headers, read_arrays
+
+ENDS = ("", "_valid", "_test")
+"""Ends of the names of the arrays of train, valid and test."""
+
+_NAMES = ("x", "y", "subject", "lengths")
+_KEYS = tuple(f"{name}{end}" for end in ENDS for name in _NAMES)
+_TABLES = {".csv", ".tsv", ".txt", ".xlsx", ".arff"}
+_ADVICE = "save it by numpy.savez(path, x=..., y=...)"
+
+
+def read_user_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a user's .npz file, by the names of `fixpoint.data.load`.
+
+    Raises:
+        ValueError: the file is damaged, is not an .npz file, or has an array that is unknown or of
+            Python objects.
+    """
+    if path.suffix.lower() in _TABLES:
+        raise ValueError(
+            f"{path} is one table, which has no classes: give a folder with a folder for each "
+            "class, with a CSV file for each sequence, or an .npz file"
+        )
+    names: dict[str, str] = {}
+    read_arrays(path, (), _ADVICE)  # whether it is an .npz file at all
+    for name, (dtype, shape) in array_headers(path, _ADVICE).items():
+        key = name.removesuffix("_train")
+        if key not in _KEYS:
+            raise ValueError(f"{path}: {unknown_name('array', name, _KEYS)}; {_ADVICE}")
+        if key in names:
+            raise ValueError(f"{path} has both {name} and {names[key]}, the same array: keep one")
+        if dtype.hasobject:
+            raise ValueError(f"{path}: {_objects(key, name, shape)}")
+        names[key] = name
+    arrays = read_arrays(path, names.values(), _ADVICE)
+    return {key: arrays[name] for key, name in names.items()}
+
+
+def check_arrays(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of a file or folder, where they fit together; labels and padding in one form.
+
+    Raises:
+        ValueError: an array is missing, or has another dtype or shape than it needs.
+    """
+    for end in ENDS:
+        part = [f"{name}{end}" for name in _NAMES]
+        for key in part[:2]:
+            if key not in arrays and (not end or arrays.keys() & part):
+                raise ValueError(
+                    f"{path} has no {key}: it needs x (N, T, d) and y (N,), and may have x_valid "
+                    "and y_valid, x_test and y_test"
+                )
+    made = dict(arrays)
+    for end in ENDS:
+        if f"x{end}" in made:
+            _check_part(path, made, end)
+    return _of_one_size(path, made)
+
+
+def _objects(key: str, name: str, shape: tuple[int, ...]) -> str:
+    what = f"{name} is an array of Python objects {shape}"
+    if key.startswith("x"):
+        if len(shape) == 3:
+            return f"{what}: save it as numbers, {name}.astype(float)"
+        return (
+            f"{what}, as sequences of different length are: pad them to one length, (N, T, d), and "
+            f"give lengths{key[1:]} (N,), the steps of each"
+        )
+    return (
+        f"{what}, as strings of pandas are: save it as {name}.astype(str), or .astype(int) where "
+        "it holds whole numbers"
+    )
+
+
+def _check_part(path: Path, arrays: dict[str, np.ndarray], end: str) -> None:
+    x = arrays[f"x{end}"]
+    _check_x(path, f"x{end}", x)
+    for key in (f"y{end}", f"subject{end}"):
+        if key in arrays:
+            arrays[key] = _labels(path, key, arrays[key], len(x), f"x{end}")
+    lengths = arrays.get(f"lengths{end}")
+    if lengths is not None:
+        _check_lengths(path, f"lengths{end}", lengths, x)
+        padding = np.arange(x.shape[1]) >= lengths[:, None]
+        if x[padding].any():  # NaN too
+            arrays[f"x{end}"] = np.where(padding[..., None], x.dtype.type(0), x)
+    _check_finite(path, f"x{end}", arrays[f"x{end}"], given=lengths is not None)
+
+
+def _check_x(path: Path, key: str, x: np.ndarray) -> None:
+    if x.ndim != 3 or 0 in x.shape or not np.issubdtype(x.dtype, np.number) or x.dtype.kind == "c":
+        hint = f"; give {key}[..., None] where d is 1" if x.ndim == 2 else ""
+        raise ValueError(
+            f"{path}: {key} must be numbers (N, T, d) and not empty, got {x.dtype} {x.shape}{hint}"
+        )
+
+
+def _labels(path: Path, key: str, ids: np.ndarray, count: int, of: str) -> np.ndarray:
+    if ids.dtype.kind == "S":
+        ids = np.char.decode(ids, "utf-8", "replace")
+    if ids.shape == (count,) and ids.dtype.kind in "iubU":
+        return ids
+    advice = f"convert it before saving, as by {key}.astype(int)"
+    if ids.ndim == 2 and ids.shape[1] == 1:
+        advice = f"save {key}[:, 0]"
+    elif ids.ndim == 2 and len(ids) == count and _is_one_hot(ids):
+        advice = f"it is one-hot, save {key}.argmax(1)"
+    elif len(ids) != count if ids.ndim else True:
+        advice = f"leave out what does not belong to a sequence of {of}"
+    raise ValueError(
+        f"{path}: {key} must be ({count},) whole numbers or strings, one for each sequence of "
+        f"{of}, got {ids.dtype} {ids.shape}: {advice}"
+    )
+
+
+def _is_one_hot(ids: np.ndarray) -> bool:
+    return ids.dtype.kind in "iubf" and bool(((ids == 0) | (ids == 1)).all() and
+                                             (ids.sum(1) == 1).all())  # fmt: skip
+
+
+def _check_lengths(path: Path, key: str, lengths: np.ndarray, x: np.ndarray) -> None:
+    fits = lengths.shape == x.shape[:1] and lengths.dtype.kind in "iu"
+    if not fits or not 1 <= lengths.min() <= lengths.max() <= x.shape[1]:
+        got = f"{lengths.dtype} {lengths.shape}"
+        if fits:
+            got = f"{lengths.min()} to {lengths.max()}"
+        raise ValueError(
+            f"{path}: {key} must be ({len(x)},) whole numbers, the steps of each sequence, from 1 "
+            f"to {x.shape[1]}, got {got}"
+        )
+
+
+def _check_finite(path: Path, key: str, x: np.ndarray, *, given: bool) -> None:
+    if x.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore"):
+        bad: Any = ~np.isfinite(x.astype(np.float32))
+    rows = bad.any((1, 2))
+    if rows.any():
+        ends = bad.any(2)[rows]
+        only_ends = not given and (np.diff(ends.astype(int), axis=1) >= 0).all()
+        only_ends = only_ends and not ends[:, 0].any() and np.isnan(x[bad]).all()
+        advice = "correct them or leave them out"
+        if only_ends:
+            advice = f"where they pad shorter sequences, give lengths{key[1:]} (N,)"
+        raise ValueError(
+            f"{path}: {key} holds NaN, inf or numbers beyond float32 in {rows.sum()} of {len(x)} "
+            f"sequences, first in number {rows.argmax()}: {advice}"
+        )
+
+
+def _of_one_size(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """All parts padded to one T where lengths are given, else refused where (T, d) differs."""
+    ends = [end for end in ENDS if f"x{end}" in arrays]
+    lengths = [f"lengths{end}" for end in ends]
+    missing = [key for key in lengths if key not in arrays]
+    if missing and len(missing) < len(lengths):
+        raise ValueError(f"{path} has no {missing[0]}: give lengths of each part, or of none")
+    longest = max(arrays[f"x{end}"].shape[1] for end in ends)
+    for end in ends:
+        x = arrays[f"x{end}"]
+        if not missing and x.shape[1] < longest:
+            x = np.pad(x, ((0, 0), (0, longest - x.shape[1]), (0, 0)))
+            arrays[f"x{end}"] = x
+        if x.shape[1:] != arrays["x"].shape[1:]:
+            raise ValueError(
+                f"{path}: x and x{end} must have one (T, d), got {arrays['x'].shape[1:]} and "
+                f"{x.shape[1:]}" + ("; give lengths to pad shorter ones" if missing else "")
+            )
+    return arrays
