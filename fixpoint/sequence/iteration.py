@@ -96,6 +96,8 @@ def iterate(
             seen = tolerance.scaled(delta, path[1:])
             now = progress.observe(seen, size)
             residual[rows], iterations[rows], result[rows] = seen, k, now
+            # A sample that has converged takes the measured update too: it costs nothing.
+            path[1:] += torch.where((now == Result.CONVERGED)[:, None], delta, 0.0)
             active = (now == Result.MAX_ITER).nonzero().flatten()
             if k == tolerance.max_iter or not len(active):
                 break
@@ -135,10 +137,11 @@ def iterate_linear(
         residual = torch.where(frozen, residual, seen)
         result = torch.where(frozen, result, now)
         iterations = torch.where(frozen, iterations, k)
+        # A sample that is done takes its last update too, which costs nothing and helps.
+        u = torch.where(frozen[:, None], u, u + delta)
         frozen = result != Result.MAX_ITER
         if k == tolerance.max_iter or bool(frozen.all()):
             break
-        u = torch.where(frozen[:, None], u, u + delta)
     return Solution(u, residual, iterations, k + 1, result, None, k + 1)
 
 

@@ -41,8 +41,8 @@ def solve_sequence(
     One iteration evaluates f on all T B rows in one call, scans the residuals,
     delta_t = A_t delta_{t-1} + f(h_{t-1}, x_t) - h_t, and adds delta. h_1 .. h_i are exact after i
     iterations; where the recurrence forgets or leaks, a few suffice for any T. The residual of
-    `Solution` is the largest over t of rms(delta_t) / (atol + rtol rms(h_t)): delta is the step
-    that would follow, an estimate of the error.
+    `Solution` is the largest over t of rms(delta_t) / (atol + rtol rms(h_t)) at the last update,
+    which converged samples have taken.
 
     It pays for steps of many small operations and sequences over about 100 steps; a fused
     recurrence (`fixpoint.models`) is faster on the CPU. A sample that does not converge, turns

@@ -20,7 +20,17 @@ from fixpoint.models.ops.gated.autograd import unsupported as gated_unsupported
 from fixpoint.models.ops.gated.reference import gated_scan_reference
 from fixpoint.models.ops.leaky.autograd import fused_scan, unsupported
 from fixpoint.models.ops.leaky.reference import scan_reference
+from fixpoint.models.rnn.parallel import (
+    ParallelForm,
+    checked_time,
+    gated_form,
+    leaky_form,
+    parallel_pays,
+    solve_states,
+    warn_of_fallback,
+)
 from fixpoint.models.rnn.scan import mask_nonfinite
+from fixpoint.solution import Solution
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,6 +43,7 @@ class CellOptions(TypedDict, total=False):
 
     nonlinearity: str
     implementation: str
+    time: str
 
 
 class LeakyOptions(CellOptions, total=False):
@@ -54,6 +65,14 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
         hidden_size: units n of h_t.
         implementation: "reference" is the loop of plain operations. "auto" takes the fused path
             where it applies, "fused" raises with the reason where it does not.
+        time: "sequential" runs one step after the other. "parallel" solves all steps at once
+            (`fixpoint.sequence.solve_sequence`): states and gradients are the same to rounding.
+            "auto" does so where no fused path applies and it is expected to be faster. It pays
+            for a cell of many small operations and long sequences, never beside a fused path on
+            the CPU.
+
+    Attributes:
+        time_solution: `Solution` of the last parallel solve, without its z; None before.
 
     Inputs: x, hx
         x: (B, d) or (d,).
@@ -62,13 +81,23 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
     Outputs: h', of the shape of hx.
     """
 
-    def __init__(self, input_size: int, hidden_size: int, *, implementation: str = "auto") -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        implementation: str = "auto",
+        time: str = "sequential",
+    ) -> None:
         super().__init__()
         self.input_size = at_least(1, input_size=input_size)
         self.hidden_size = at_least(1, hidden_size=hidden_size)
         if implementation not in IMPLEMENTATIONS:
             raise ValueError(unknown_name("implementation", implementation, IMPLEMENTATIONS))
         self.implementation = implementation
+        self.time = checked_time(time)
+        self.time_solution: Solution | None = None
+        self._warned_of_fallback = False
 
     def states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
         """h_1 .. h_T, (T, B, n), or h_T, (B, n), for finite x, (T, B, d), and h0, (B, n)."""
@@ -78,6 +107,18 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
         """Why no input takes the fused path, or None where some do."""
         return f"{type(self).__name__} has no fused path"
 
+    def no_parallel_path(self) -> str | None:
+        """Why the steps cannot be solved at once, or None where they can."""
+        return None
+
+    def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
+        """The recurrence for x, (T, B, d), and h0, (B, n), as a step on rows of time and batch."""
+
+        def step(h: Tensor, x: Tensor) -> Tensor:
+            return self.states(x.unsqueeze(0), h, last_only=True)
+
+        return ParallelForm(step, x, "auto")
+
     def sequence(self, x: Tensor, h0: Tensor, *, last_only: bool = False) -> Tensor:
         """h_1 .. h_T, (T, B, n), or h_T, (B, n), for x, (T, B, d), and h0, (B, n)."""
         dtype = h0.dtype
@@ -85,10 +126,25 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
             own = next(self.parameters()).dtype
             x, h0 = x.to(own), h0.to(own)
         if _all_finite(x, h0):
-            return self.states(x, h0, last_only=last_only).to(dtype)
+            return self._states_in_time(x, h0, last_only).to(dtype)
         x, h0, good = mask_nonfinite(x, h0)
-        h = self.states(x, h0, last_only=last_only).to(dtype)
+        h = self._states_in_time(x, h0, last_only).to(dtype)
         return torch.where((good[-1] if last_only else good).unsqueeze(-1), h, torch.nan)
+
+    def _states_in_time(self, x: Tensor, h0: Tensor, last_only: bool) -> Tensor:
+        """`states`, for all time steps at once where `time` says so."""
+        if len(x) < 2 or not self._takes_parallel_path(x, h0):
+            return self.states(x, h0, last_only=last_only)
+        states, self.time_solution = solve_states(self.parallel_form(x, h0), h0)
+        if self.time == "parallel" and not self._warned_of_fallback:
+            self._warned_of_fallback = warn_of_fallback(self.time_solution, type(self).__name__)
+        return states[-1] if last_only else states
+
+    def _takes_parallel_path(self, x: Tensor, h0: Tensor) -> bool:
+        if self.time != "auto":
+            return self.time == "parallel"
+        fused = self.implementation != "reference" and self.no_fused_path() is None
+        return not fused and self.no_parallel_path() is None and parallel_pays(x, h0)
 
     def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
         rows, h = self.rows(x, hx)
@@ -111,6 +167,8 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
 
     def extra_repr(self) -> str:
         parts = [f"{self.input_size}, {self.hidden_size}, implementation={self.implementation!r}"]
+        if self.time != "sequential":
+            parts.append(f"time={self.time!r}")
         reason = None if self.implementation == "reference" else self.no_fused_path()
         return ", ".join(parts + ([f"not fused: {reason}"] if reason else []))
 
@@ -124,7 +182,7 @@ class FusedCell(RecurrentCell):
 
     Args:
         nonlinearity: sigma, a name in `ACTIVATIONS`.
-        input_size, hidden_size, implementation: see `RecurrentCell`.
+        input_size, hidden_size, implementation, time: see `RecurrentCell`.
     """
 
     fused_operation: Callable[..., Tensor]
@@ -138,8 +196,9 @@ class FusedCell(RecurrentCell):
         *,
         nonlinearity: str = "tanh",
         implementation: str = "auto",
+        time: str = "sequential",
     ) -> None:
-        super().__init__(input_size, hidden_size, implementation=implementation)
+        super().__init__(input_size, hidden_size, implementation=implementation, time=time)
         if nonlinearity not in ACTIVATIONS:
             raise ValueError(unknown_name("nonlinearity", nonlinearity, ACTIVATIONS))
         self.nonlinearity = nonlinearity
@@ -201,7 +260,7 @@ class LeakyCell(FusedCell):
     Args:
         recompute: the fused path keeps one state of each time step for the backward pass instead
             of two arrays of each inner step, for one more forward pass.
-        input_size, hidden_size, nonlinearity, implementation: see `FusedCell`.
+        input_size, hidden_size, nonlinearity, implementation, time: see `FusedCell`.
     """
 
     fused_operation = staticmethod(fused_scan)
@@ -227,6 +286,10 @@ class LeakyCell(FusedCell):
     def recurrence(self, T: int) -> Leaky:
         raise NotImplementedError
 
+    def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
+        weights = self.recurrence(len(x))._asdict()
+        return leaky_form(x, len(h0), activation=self.nonlinearity, **weights)
+
 
 class Gated(NamedTuple):
     """h <- z h + (p (1 - z) + q) c with a gate z and a candidate c; see `gated_scan`."""
@@ -243,7 +306,7 @@ class GatedCell(FusedCell):
 
     Args:
         nonlinearity: that of c.
-        input_size, hidden_size, implementation: see `FusedCell`.
+        input_size, hidden_size, implementation, time: see `FusedCell`.
     """
 
     fused_operation = staticmethod(gated_scan)
@@ -252,6 +315,10 @@ class GatedCell(FusedCell):
 
     def recurrence(self, T: int) -> Gated:
         raise NotImplementedError
+
+    def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
+        weights = self.recurrence(len(x))._asdict()
+        return gated_form(x, activation=self.nonlinearity, **weights)
 
 
 def _all_finite(x: Tensor, h0: Tensor) -> bool:

@@ -7,14 +7,17 @@ from typing import cast
 from torch import Tensor
 
 from fixpoint._messages import unknown_name
-from fixpoint.backward import Backward, Unrolled
+from fixpoint.backward import Backward, Implicit, Unrolled
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.maps import CELLS, EquilibriumMap, JordanMap
 from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, not_fused
 from fixpoint.models.rnn.base_layer import Recurrent
 from fixpoint.models.rnn.equilibrium import fused_trajectory, why_not_fused
+from fixpoint.models.rnn.parallel import ParallelForm
 from fixpoint.models.rnn.scan import Trajectory, check_compatible, scan
-from fixpoint.solvers import InexactNewton, Solver, make_solver
+from fixpoint.sequence import LeakyJacobian
+from fixpoint.sequence.jacobians import MAX_DENSE
+from fixpoint.solvers import InexactNewton, IterativeSolver, Solver, make_solver
 
 
 class ERNNCell(LeakyCell):
@@ -44,7 +47,7 @@ class ERNNCell(LeakyCell):
         rank: rank of U, Jordan cell only; None for a full U.
         solver: a solver or its name; `InexactNewton(max_iter, timesteps=timesteps)` if not given.
         backward: `Unrolled()` if not given.
-        implementation: see `RecurrentCell`.
+        implementation, time: see `RecurrentCell`.
         recompute: see `LeakyCell`.
 
     Attributes:
@@ -83,6 +86,7 @@ class ERNNCell(LeakyCell):
         backward: Backward | None = None,
         implementation: str = "auto",
         recompute: bool = False,
+        time: str = "sequential",
     ) -> None:
         if isinstance(cell, EquilibriumMap):
             phi = _own_cell(cell, input_size, hidden_size, nonlinearity, rank)
@@ -103,11 +107,52 @@ class ERNNCell(LeakyCell):
             nonlinearity=phi.nonlinearity,
             implementation=implementation,
             recompute=recompute,
+            time=time,
         )
         self.cell, self.fixed_point = phi, fixed_point
         reason = self._why_not_leaky() if recompute else self.no_fused_path()
         if (recompute or implementation == "fused") and reason:
             raise ValueError(not_fused(reason))
+        if time == "parallel" and (reason := self.no_parallel_path()):
+            raise ValueError(f'time="parallel" does not apply: {reason}; use "sequential"')
+
+    def no_parallel_path(self) -> str | None:
+        solver, backward = self.fixed_point.solver, self.fixed_point.backward
+        if solver.has_tolerance:
+            if isinstance(solver, IterativeSolver) and isinstance(backward, Implicit):
+                return None
+            return f"a solve to a tolerance needs Implicit(), not {backward!r}"
+        if not isinstance(solver, InexactNewton) or solver.max_iter < 1:
+            return f"a fixed number of steps is that of InexactNewton, not {type(solver).__name__}"
+        if isinstance(backward, Unrolled) and (backward.last or solver.max_iter) >= solver.max_iter:
+            return None
+        return f"its backward is Unrolled() through all steps, not {backward!r}"
+
+    def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
+        if self._why_not_leaky() is None:
+            return super().parallel_form(x, h0)
+        solver = self.fixed_point.solver
+        if isinstance(solver, InexactNewton) and not solver.has_tolerance:
+            return self._inner_steps_form(x, solver.steps_until(len(x)))
+        # Jacobians of many units cost more than they save where phi contracts.
+        jacobian = "dense" if self.hidden_size <= MAX_DENSE else "zero"
+        assert isinstance(solver, IterativeSolver)
+        return ParallelForm(self.cell, x, jacobian, solver=solver)
+
+    def _inner_steps_form(self, x: Tensor, eta: Tensor) -> ParallelForm:
+        """K inexact Newton steps as one step: phi depends on h_{t-1} beside its iterate."""
+        K, phi = eta.shape[-1], self.cell
+        eta = eta.expand(len(x), K)
+
+        def step(past: Tensor, inputs: tuple[Tensor, Tensor]) -> Tensor:
+            x, eta = inputs
+            h = past
+            for k in range(K):
+                h = h + eta[:, k : k + 1] * (phi(h, past, x) - h)
+            return h
+
+        steps = eta.unsqueeze(1).expand(-1, x.shape[1], -1)
+        return ParallelForm(step, (x, steps), LeakyJacobian((1 - eta).prod(1)))
 
     def no_fused_path(self) -> str | None:
         leaky, equilibrium = self._why_not_leaky(), self._why_not_equilibrium()

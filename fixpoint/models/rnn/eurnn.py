@@ -30,7 +30,7 @@ class EURNNCell(RecurrentCell):
     turns pairs 2^l apart, for l = 0 .. log2(n) - 1, which reaches every unit from every other.
 
     Args:
-        input_size, hidden_size: see `RecurrentCell`; "fft" needs a power of 2.
+        input_size, hidden_size, time: see `RecurrentCell`; "fft" needs a power of 2.
         style: "tunable" or "fft".
         capacity: L of the tunable style.
         bias: have b, in modReLU.
@@ -56,8 +56,9 @@ class EURNNCell(RecurrentCell):
         style: Literal["tunable", "fft"] = "tunable",
         capacity: int = 2,
         bias: bool = True,
+        time: str = "sequential",
     ) -> None:
-        super().__init__(input_size, hidden_size, implementation="reference")
+        super().__init__(input_size, hidden_size, implementation="reference", time=time)
         self.style = style
         self._firsts, self._seconds = [], []
         for first, second in _pairs(hidden_size, style, at_least(1, capacity=capacity)):

@@ -25,7 +25,7 @@ class FastGRNNCell(GatedCell):
         nonlinearity: that of c.
         bias: have b_z and b_h, 1 at the start as in the authors' code.
         rank: rank of W and V, each full where None or no less than a side.
-        input_size, hidden_size, implementation: see `RecurrentCell`.
+        input_size, hidden_size, implementation, time: see `RecurrentCell`.
 
     Attributes:
         zeta, nu: raw scalars, 1 and -4 at the start.

@@ -19,7 +19,7 @@ class FastRNNCell(LeakyCell):
     """h' = sigmoid(beta) h + sigmoid(alpha) sigma(W x + V h + b): a leaky RNN.
 
     Args:
-        input_size, hidden_size, nonlinearity, implementation, recompute: see `LeakyCell`.
+        input_size, hidden_size, nonlinearity, implementation, recompute, time: see `LeakyCell`.
         bias: have b.
         rank: rank of W and V, each full where None or no less than a side.
 

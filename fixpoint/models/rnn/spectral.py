@@ -21,7 +21,7 @@ class SpectralRNNCell(LeakyCell):
     s = 1 + 2 r (sigmoid(p) - 1/2), so every singular value of M lies in [1 - r, 1 + r].
 
     Args:
-        input_size, hidden_size, nonlinearity, implementation, recompute: see `LeakyCell`.
+        input_size, hidden_size, nonlinearity, implementation, recompute, time: see `LeakyCell`.
         reflections: n_r, Householder reflections on either side; n / 4 (at least 1) if not given.
         radius: r.
         bias: have b.

@@ -20,7 +20,7 @@ class UGRNNCell(GatedCell):
     Args:
         nonlinearity: that of c.
         bias: have b_z and b_h.
-        input_size, hidden_size, implementation: see `RecurrentCell`.
+        input_size, hidden_size, implementation, time: see `RecurrentCell`.
 
     Attributes:
         W, V, b: weights of z and c stacked, those of z first: (2 n, d), (2 n, n), (2 n,).
