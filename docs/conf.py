@@ -46,8 +46,9 @@ autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_custom_sections = ["Inputs", "Outputs", ("Source", "notes_style")]
+napoleon_custom_sections = [("Inputs", "params_style"), ("Outputs", "params_style"), "Source"]
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 plot_html_show_source_link = False
@@ -80,15 +81,32 @@ sphinx_gallery_conf = {
 }
 
 
-def escape(
+def prepare(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Escape the characters of formulas in docstrings, |g| and z*, which are markup in RST."""
+    """Make of our docstrings what napoleon reads: sections, and no markup in formulas."""
+    lines[:] = with_sections(lines, fields=getattr(obj, "_fields", ()))
     for i, line in enumerate(lines):
         if not re.match(r"\s*(>>>|\.\.\. )", line):
             parts = re.split(r"(`[^`]*`)", line)
+            # |g| and z* are markup in RST, and so is a word that ends in an underscore.
             parts[::2] = [re.sub(r"([|*\\]|_(?=\W|$))", r"\\\1", part) for part in parts[::2]]
             lines[i] = "".join(parts)
+
+
+def with_sections(lines: list[str], fields: tuple[str, ...]) -> list[str]:
+    """`Inputs: x` as a section, and the fields of a named tuple as its attributes."""
+    made = []
+    in_fields = False
+    for line in lines:
+        line = re.sub(r"^(Inputs|Outputs): .*$", r"\1:", line)
+        names = re.match(r"^([\w, ]+): ", line)
+        starts = bool(names) and set(names[1].split(", ")) <= set(fields)
+        if starts and not in_fields:
+            made.append("Attributes:")
+        in_fields = starts or (in_fields and line.startswith(" "))
+        made.append(f"    {line}" if in_fields else line)
+    return made
 
 
 def as_mathml(translator: HTMLTranslator, node: nodes.Element) -> None:
@@ -99,5 +117,5 @@ def as_mathml(translator: HTMLTranslator, node: nodes.Element) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("autodoc-process-docstring", escape, priority=100)
+    app.connect("autodoc-process-docstring", prepare, priority=100)
     app.add_html_math_renderer("mathml", (as_mathml, None), (as_mathml, None))
