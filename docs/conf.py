@@ -100,6 +100,9 @@ def with_sections(lines: list[str], fields: tuple[str, ...]) -> list[str]:
     in_fields = False
     for line in lines:
         line = re.sub(r"^(Inputs|Outputs): .*$", r"\1:", line)
+        if line.startswith("Source: "):
+            made.append("Source:")
+            line = f"    {line.removeprefix('Source: ')}"
         names = re.match(r"^([\w, ]+): ", line)
         starts = bool(names) and set(names[1].split(", ")) <= set(fields)
         if starts and not in_fields:

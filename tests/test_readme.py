@@ -11,16 +11,17 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_examples_run(capsys):
+def test_the_example_runs():
     namespace = {}
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 2
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), namespace)
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(block, "README.md", "exec"), namespace)
     assert namespace["solution"].converged.all()
     assert namespace["linear"].weight.grad.norm() > 0
-    assert namespace["output"].shape == (4, 128, 80)
-    assert "tensor([[0." in capsys.readouterr().out
+
+
+def test_links_lead_to_files():
+    links = re.findall(r"\]\(([^)#]+)\)", README) + re.findall(r'src="([^"]+)"', README)
+    assert [link for link in links if "://" not in link and not (ROOT / link).is_file()] == []
 
 
 def test_the_two_commands_come_first():
