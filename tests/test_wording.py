@@ -110,24 +110,20 @@ def _test_names(source):
 
 
 UNFINISHED = (
+    "fixpoint/paper/figures",
+    "fixpoint/training/history",
+    "tests/training/test_history",
     "benchmarks",
-    "fixpoint/analysis",
     "fixpoint/backward",
     "fixpoint/captured",
-    "fixpoint/cli/app",
     "fixpoint/fixed_point",
     "fixpoint/models",
-    "fixpoint/paper",
     "fixpoint/solvers",
-    "fixpoint/training",
-    "tests/analysis",
     "tests/backward",
     "tests/models",
-    "tests/paper",
     "tests/solvers",
     "tests/support",
     "tests/test_examples",
-    "tests/training",
 )
 """Beginnings of the paths of files that are not checked yet."""
 

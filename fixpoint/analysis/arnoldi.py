@@ -1,4 +1,4 @@
-"""Arnoldi's method for a batch of matrices of which only products are known."""
+"""Arnoldi's method for a batch of matrices that are given by their products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Product = Callable[[Tensor], Tensor]
 def hessenberg(product: Product, v: Tensor, memory: int) -> Tensor:
     """H = V^T A V of each sample, (B, m, m), V an orthonormal basis of v, A v, A^2 v, ...
 
-    A sample whose Krylov space is exhausted goes on with zero vectors, which add zeros to the
+    A sample whose Krylov space is exhausted continues with zero vectors, which add zeros to the
     eigenvalues of its H.
     """
     H = v.new_zeros(len(v), memory, memory)
@@ -37,7 +37,7 @@ def hessenberg(product: Product, v: Tensor, memory: int) -> Tensor:
 
 
 def unit(v: Tensor) -> Tensor:
-    """Each row divided by its norm; zero rows stay."""
+    """Each row divided by its norm; zero rows are unchanged."""
     size = v.norm(dim=1, keepdim=True)
     return v / torch.where(size == 0, 1.0, size)
 

@@ -65,10 +65,10 @@ def basins(
     z0 = torch.stack([x.expand(size, size), y[:, None].expand(size, size)], 2).reshape(-1, 2)
     solution = solve(phi, z0, solver)
     known = [] if roots is None else list(roots.double())
-    centres = [*known, *_clusters(solution.z[solution.converged], known, same)]
-    found = torch.stack(centres) if centres else z0.new_empty(0, 2)
+    centers = [*known, *_clusters(solution.z[solution.converged], known, same)]
+    found = torch.stack(centers) if centers else z0.new_empty(0, 2)
     basin = torch.full((len(z0),), -1)
-    if centres:
+    if centers:
         distance, nearest = torch.cdist(solution.z, found).min(1)
         basin = torch.where(solution.converged & (distance <= same), nearest, basin)
     shape = (size, size)

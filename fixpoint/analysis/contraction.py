@@ -51,7 +51,7 @@ def contraction(
         phi: map of (B, D) states, rows independent.
         z: (B, D).
         eta: a number or one a sample, (B,).
-        dense: largest D of which singular values are computed.
+        dense: largest D whose singular values are computed.
         memory: vectors of the Lanczos basis, each (B, D).
         generator: of the random start.
 

@@ -149,8 +149,8 @@ def least_squares_line(eta: Tensor) -> Tensor:
     if len(eta) < 2:
         raise ValueError(f"a line needs two time steps; got {len(eta)}: build with timesteps=T")
     t = torch.arange(1, len(eta) + 1, dtype=torch.float64)
-    values, centred = eta.detach().double(), t - t.mean()
-    slope = centred @ values / centred.square().sum()
+    values, centered = eta.detach().double(), t - t.mean()
+    slope = centered @ values / centered.square().sum()
     return torch.stack([slope, values.mean(0) - slope * t.mean()], 1)
 
 

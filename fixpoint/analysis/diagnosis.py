@@ -120,7 +120,7 @@ def describe(
 def _setting(layer: ERNN, x: Tensor) -> str:
     solver = layer.fixed_point.solver
     K = f"K = {solver.max_iter}" if not solver.has_tolerance else f"rtol = {solver.rtol:g}"
-    # torch names the class of a module with a bounded weight anew.
+    # torch names the class of a module with a bounded weight "Parametrized...".
     cell = type(layer.cell).__name__.removeprefix("Parametrized")
     return (
         f"ERNN with {cell} and {type(solver).__name__}, {K}; "
@@ -129,7 +129,7 @@ def _setting(layer: ERNN, x: Tensor) -> str:
 
 
 def _all_eta(layer: ERNN, T: int) -> Tensor | None:
-    """eta of every time step, of which the profile may have some, (T, K); None without an own."""
+    """eta of every time step, (T, K), also those not in the profile; None without a learned eta."""
     solver = layer.fixed_point.solver
     if not isinstance(solver, InexactNewton) or solver.has_tolerance:
         return None
@@ -145,9 +145,9 @@ def _solving(layer: ERNN, result: Tensor, iterations: Tensor) -> Iterable[str]:
     seen = result[:, ~lost]
     if not seen.numel():
         return
-    share = (seen == Result.CONVERGED).double().mean().item()
+    fraction = (seen == Result.CONVERGED).double().mean().item()
     mean = iterations[:, ~lost].double().mean().item()
-    yield f"The tolerance was reached in {percent(share)} of the solves, by {mean:.1f} updates."
+    yield f"The tolerance was reached in {percent(fraction)} of the solves, by {mean:.1f} updates."
     for code in (Result.MAX_ITER, Result.STALLED):
         count = int((seen == code).sum())
         if count:
@@ -160,8 +160,8 @@ def _condition(profile: ContractionProfile) -> Iterable[str]:
         yield "No window looked at is finite, so nothing is known of the condition."
         return
     fails = known & ~(profile.norm < 1)
-    share = 1 - (fails.sum() / known.sum()).item()
-    where = "all" if share == 1 else "none" if share == 0 else percent(share)
+    fraction = 1 - (fails.sum() / known.sum()).item()
+    where = "all" if fraction == 1 else "none" if fraction == 0 else percent(fraction)
     yield f"The condition ||I + eta f'(h)|| < 1 holds at {where} of the (t, k, window) looked at."
     eta = profile.eta[..., None].to(profile.upper.dtype).expand_as(profile.norm)
     empty, positive = profile.lower.isnan(), profile.upper > 0
@@ -176,8 +176,8 @@ def _condition(profile: ContractionProfile) -> Iterable[str]:
     for reason, mask in reasons:
         if bool((fails & mask).any()):
             where = _where((fails & mask).any(2), profile.t.tolist())
-            share = (fails & mask).any(1).any(0).double().mean().item()
-            yield f"It fails {where} ({percent(share)} of the windows) because {reason}."
+            fraction = (fails & mask).any(1).any(0).double().mean().item()
+            yield f"It fails {where} ({percent(fraction)} of the windows) because {reason}."
 
 
 def _where(marked: Tensor, times: list[int]) -> str:

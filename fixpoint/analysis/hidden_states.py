@@ -114,7 +114,7 @@ def jacobian_spectrum(layer: nn.Module, x: Tensor, *, times: Sequence[int] | Non
 
 
 def recurrent_layer(model: nn.Module) -> nn.Module:
-    """What is left of a model without its wrappers, each of which holds the next as `layer`."""
+    """The innermost layer of a model whose wrappers hold the next one as `layer`."""
     while isinstance(inner := getattr(model, "layer", None), nn.Module):
         model = inner
     return model

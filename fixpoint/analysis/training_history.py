@@ -105,7 +105,7 @@ def class_distance_ratio(states: Tensor, y: Tensor) -> Tensor:
     ratios = []
     for h in states.double():
         distance = torch.cdist(h, h, compute_mode="donot_use_mm_for_euclid_dist")
-        # The zeros of the diagonal are no pairs.
+        # The zeros of the diagonal are not pairs.
         intra = [distance[y == c][:, y == c].sum() for c in classes]
         intra = torch.stack(intra) / (counts * (counts - 1))
         ratios.append(intra.mean() / distance[~same].mean())

@@ -76,7 +76,7 @@ class WorkPoint(NamedTuple):
     """One solver at one tolerance.
 
     rtol: relative tolerance asked for; atol is 0.
-    fraction_converged: share of the samples that met it.
+    fraction_converged: of the samples, those that reached it.
     residual: largest rms(phi(z) - z) / rms(phi(z)) of the samples that did, NaN where none did.
     error: largest rms(z - root) / rms(root) of those, NaN without a root.
     work: evaluations and Jacobian-vector products for the whole batch.

@@ -246,7 +246,8 @@ def solvers(runs: Runs) -> Figure:
     chosen = {name: make_solver(name) for name in SOLVERS if name != "inexact-newton"}
     axes = plots.panels(1, 2)
     plots.plot_residual_curves(residual_curves(map_, z0, chosen, max_iter=100), axes[0])
-    points = work_precision(map_, z0, chosen, rtols=[10.0**-p for p in range(2, 13, 2)])
+    rtols = [10.0**-p for p in range(2, 13, 2)]
+    points = work_precision(map_, z0, chosen, rtols=rtols, repeats=7)
     plots.plot_work_precision(points, axes[1], by="seconds")
     return plots.figure_of(axes[0])
 
@@ -261,7 +262,7 @@ def gradient(runs: Runs) -> Figure:
 
 
 def basin(runs: Runs) -> Figure:
-    """Basins of plain iteration and of Newton for two coupled units."""
+    """Basins of plain iteration and of Newton for two coupled units; pale: more updates."""
     axes = plots.panels(1, 2, sharey=True)
     starts = torch.tensor([[-1.6, 0.4], [0.3, 1.7], [1.5, -0.2]], dtype=torch.float64)
     known = None
@@ -271,6 +272,7 @@ def basin(runs: Runs) -> Figure:
         plots.plot_basins(ends, one)
         solver = make_solver(name, rtol=1e-3)
         plots.plot_trajectories(trajectories(_two_units, starts, solver), one, name=name)
+        plots.add_title(one, {"picard": "plain iteration", "newton": "Newton"}[name])
     return plots.figure_of(axes[0])
 
 

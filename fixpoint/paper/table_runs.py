@@ -88,29 +88,31 @@ def reproduce_table(
 
 def beside_table(target: str, ours: dict[Row, list[Record]]) -> FittingTable:
     """A line a row of the paper: value, size and training time, the paper's and ours."""
-    heads = ("paper", "ours\nbest", "ours\nlast", "seeds", "paper\nKB", "ours\nKB")
-    rows = []
+    heads = ("paper", "ours\nbest", "ours\nlast", "paper\nKB", "ours\nKB", "paper\nhours")
+    rows, notes = [], []
     for row, records in ours.items():
         metric = records[0]["metric"] if records else "accuracy"
         numbers = (
             f"{row.value:.2f}",
             _mean(records, f"{metric}_best", 2),
             _mean(records, f"{metric}_last", 2),
-            str(len(records)),
             f"{row.size_kb:.0f}",
             _mean(records, "size_kb", 0),
             "-" if row.hours is None else f"{row.hours:.3f}",
             _hours([r["seconds_per_epoch"] * len(r["epochs"]) / 3600 for r in records]),
+            str(len(records)),
         )
-        differs = ", ".join(differences(records[0], paper_recipe(row.recipe))) if records else ""
-        rows.append(((row.dataset, row.algorithm, differs), numbers))
+        rows.append(((row.dataset, row.algorithm), numbers))
+        found = differences(records[0], paper_recipe(row.recipe)) if records else []
+        notes.append(", ".join(found))
     return FittingTable(
         f"{target} of the paper, and ours",
-        ("data set", "model", "differs in"),
-        (*heads, "paper\nhours", "ours\nhours"),
+        ("data set", "model"),
+        (*heads, "ours\nhours", "seeds"),
         rows,
         "Accuracy in %, or perplexity on PTB. Times are of different machines. Differs in: "
         "settings that are not those of the paper's protocol.",
+        ("differs in", notes),
     )
 
 
@@ -132,6 +134,8 @@ def differences(record: Record, recipe: Recipe) -> list[str]:
         >>> differences({"recipe": recipe.changed(epochs=2).differing}, recipe)
         ['epochs 2 (paper 60)']
     """
+    if "recipe" not in record:
+        return []  # a record of an earlier version without its recipe
     asked = replace(recipe, model=resolve(recipe.model)).flat
     used = DEFAULTS | record["recipe"]
     found = []
@@ -163,7 +167,7 @@ def _hours(values: list[float]) -> str:
 def _chosen(
     recipes: dict[str, Recipe], key: str, wanted: list[str] | None, known: set[str]
 ) -> dict[str, Recipe]:
-    """The recipes whose `key` is wanted."""
+    """The recipes with one of the values of `key`, or all."""
     for name in wanted or []:
         if name not in known:
             raise ValueError(unknown_name(f"{key} of this table", name, sorted(known)))

@@ -35,7 +35,7 @@ def subset(trained: Trained, part: str, count: int) -> Subset:
     """At most `count` windows of train, valid or test, spread evenly.
 
     Windows that hold NaN or inf count for the score alone. Texts of different lengths are cut
-    where a tenth of them still goes on; of one long text the first piece of each stream is taken.
+    where a tenth of them is longer; of one long text the first piece of each stream is taken.
 
     Raises:
         ValueError: the data have no such part, or no window of it is finite.

@@ -87,7 +87,7 @@ def run_experiment(
     Args:
         data: normalized, see `prepare`.
         report: called after each epoch, and for each epoch that was done before.
-        folder: where to save after each epoch, and to go on from.
+        folder: where to save after each epoch, and to resume from.
         fabric: `make_fabric(recipe.machine)` if not given.
     """
     fabric = fabric or make_fabric(recipe.machine)

@@ -45,7 +45,7 @@ def load_trained(path: Path | str, *, data: str | None = None) -> Trained:
     """The model that `fixpoint train` or `compare` left in a folder, with its data.
 
     Args:
-        path: the folder of a run, as runs/train/KEY, of which the last checkpoint is taken; one
+        path: the folder of a run, as runs/train/KEY, whose last checkpoint is taken; one
             of its checkpoints; or a file of weights in it, as best.safetensors.
         data: where its data are now, if they were moved.
 
@@ -115,7 +115,7 @@ def _what_instead(path: Path) -> str:
     runs = sorted(found.parent for found in path.glob(f"*/{RECIPE}"))
     if not runs:
         return (
-            f"is no training run, it has no {RECIPE}: give the folder that `fixpoint train` "
+            f"is not a training run, it has no {RECIPE}: give the folder that `fixpoint train` "
             "names, as runs/train/KEY"
         )
     shown = ", ".join(map(str, runs[:3])) + (", ..." if len(runs) > 3 else "")
@@ -131,7 +131,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         ) from None
     except SafetensorError as error:
         raise ValueError(
-            f"{path} is truncated or no safetensors file ({error}): train again, or give another "
+            f"{path} is truncated or not a safetensors file ({error}): train again or give another "
             "checkpoint"
         ) from None
     lost = sum(int((~value.isfinite()).sum()) for value in state.values())

@@ -150,13 +150,13 @@ def test_no_step_is_feasible_for_the_identity_map():
     assert interval.upper.dtype == torch.float32
 
 
-@pytest.mark.parametrize(("share", "converges"), [(0.9, True), (1.1, False)])
-def test_the_interval_predicts_a_damped_iteration(share, converges):
+@pytest.mark.parametrize(("fraction", "converges"), [(0.9, True), (1.1, False)])
+def test_the_interval_predicts_a_damped_iteration(fraction, converges):
     """For a symmetric F the 2-norm is the spectral radius, so the prediction is sharp."""
     J = matrix(5)
     J = (J + J.T) / 4
     phi, z = affine(J), torch.zeros(1, 4, dtype=torch.float64)
-    eta = share * feasible_eta(phi, z).upper.item()
+    eta = fraction * feasible_eta(phi, z).upper.item()
     solution = solve(phi, z, Picard(beta=eta, max_iter=400, rtol=1e-10, atol=0))
     assert solution.converged.item() == converges
 
@@ -186,7 +186,7 @@ def test_lanczos_where_a_singular_value_stands_out(eta):
 
 
 @pytest.mark.parametrize("memory", [16, 64])
-def test_lanczos_stays_within_its_bound_from_below(memory):
+def test_lanczos_is_within_its_bound_from_below(memory):
     """No gap at all: the expected error of the square is bounded; no start of ten exceeds it."""
     D = 300
     J = wide(D, gap=False)

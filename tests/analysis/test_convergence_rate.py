@@ -109,12 +109,12 @@ def test_traces_that_hold_nothing():
         (Picard(), 'solve with record="iterates"'),
         (Picard(max_iter=0, record="iterates"), "made no updates"),
     ):
-        for look in (
+        for analyze in (
             lambda t: convergence_rate(t, curved),
             lambda t: iteration_profile(curved, t, 1.0),
         ):
             with pytest.raises(ValueError, match=words):
-                look(path(curved, solver))
+                analyze(path(curved, solver))
     trace = path(curved, Picard(max_iter=3, rtol=0, atol=0, record="iterates"))
     with pytest.raises(
         ValueError, match=r"eta must be a number or one an update, \(3,\); got \(2,\)"

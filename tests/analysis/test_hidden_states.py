@@ -137,9 +137,9 @@ def test_spectrum_of_every_layer_bounds_its_gradients(layer):
 
 
 def test_a_bidirectional_layer_is_refused():
-    for look in (lambda m, x: gradient_norms(m, x, loss), jacobian_spectrum):
+    for analyze in (lambda m, x: gradient_norms(m, x, loss), jacobian_spectrum):
         with pytest.raises(ValueError, match="bidirectional layer has no one state"):
-            look(nn.RNN(3, 4, bidirectional=True), torch.zeros(2, 1, 3))
+            analyze(nn.RNN(3, 4, bidirectional=True), torch.zeros(2, 1, 3))
 
 
 def test_no_gradient_is_left_in_the_layer(layer):

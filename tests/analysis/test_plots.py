@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fixpoint import Result
-from fixpoint.analysis import ContractionProfile, diagnose, plots
+from fixpoint.analysis import ContractionProfile, contraction_profile, diagnose, plots
 from fixpoint.analysis.plots import style
-from fixpoint.models import ERNN
+from fixpoint.models import ERNN, LastStateClassifier
 from fixpoint.solvers import SOLVERS
 from fixpoint.training.history import record_training
 
@@ -51,16 +51,15 @@ def test_one_column_for_each_update_of_each_record():
     assert len(axes) == 6
     top, bottom = axes[:3], axes[3:]
     assert [a.get_title() for a in top] == [
-        "inexact-newton K=1, k=1\njordan cell",
-        "inexact-newton K=1, k=2\njordan cell",
-        "picard\njordan cell",
+        "inexact-newton K=1, k=1",
+        "inexact-newton K=1, k=2",
+        "picard",
     ]
     for panel in top:
         assert panel.get_ylabel() == r"$\|I + \eta f'(h)\|_2$"
     for panel in bottom:
         assert panel.get_ylabel() == r"$\eta$"
         assert panel.get_xlabel() == "time step $t$"
-    assert "har2-sample" in figure.get_suptitle()
 
 
 def test_curves_are_the_medians_of_the_windows_and_the_line_at_one_is_marked():
@@ -68,7 +67,7 @@ def test_curves_are_the_medians_of_the_windows_and_the_line_at_one_is_marked():
     figure = plots.contraction_figure([data])
     for k, panel in enumerate(figure.get_axes()[:2]):
         lines = {line.get_label(): line for line in panel.get_lines()}
-        for label, when in (("before training", "before"), ("after", "after")):
+        for label, when in (("before training", "before"), ("after training", "after")):
             line = lines[label]
             np.testing.assert_array_equal(line.get_xdata(), [1, 11, 21, 31])
             norm = np.array(data["contraction"][when]["norm"])[:, k]
@@ -84,14 +83,49 @@ def test_the_interval_is_that_of_all_windows_and_left_out_where_one_has_none():
     handles, labels = panel.get_legend_handles_labels()
     assert labels == ["feasible", "no feasible $\\eta$", r"$\eta$ used"]
     np.testing.assert_array_equal(handles[1].get_xdata(), [21])
+    # The band ends at the step without an interval; the step after it has no neighbor: a bar.
     (bars,) = [c for c in panel.collections if type(c).__name__ == "LineCollection"]
     ends = np.array([segment[:, 1] for segment in bars.get_segments()])
-    upper = np.array(data["contraction"]["after"]["upper"])[[0, 1, 3], 0]
-    np.testing.assert_allclose(ends, np.stack([np.zeros(3), upper.min(1)], 1))
+    upper = np.array(data["contraction"]["after"]["upper"])[[3], 0]
+    np.testing.assert_allclose(ends, np.stack([np.zeros(1), upper.min(1)], 1))
     assert plots.contraction_figure([record(1)]).get_axes()[1].get_legend_handles_labels()[1] == [
         "feasible",
         r"$\eta$ used",
     ]
+
+
+def test_a_profile_is_refused_with_the_function_for_it():
+    layer = ERNN(9, 4, batch_first=True)
+    model = LastStateClassifier(layer, 4, 2)
+    x = torch.randn(2, 6, 9)
+    given = contraction_profile(model, x)
+    torch.testing.assert_close(given.norm, contraction_profile(layer, x).norm)
+    with pytest.raises(TypeError, match=r"use plot_profile\(profile\)"):
+        plots.contraction_figure(given)
+    with pytest.raises(TypeError, match=r"use plot_profile\(profile\)"):
+        plots.plot_contraction(given, given, given, 0)
+    with pytest.raises(TypeError, match="contraction_profile is for an ERNN; got LSTM"):
+        contraction_profile(torch.nn.LSTM(9, 4), torch.randn(6, 2, 9))
+
+
+STARTS = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+
+
+@pytest.mark.parametrize("kind", STARTS)
+def test_formats_for_a_paper(tmp_path, kind):
+    """A PDF embeds TrueType fonts; captions lie beside the file; the bytes are reproducible."""
+    paths = [tmp_path / f"{name}.{kind}" for name in ("a", "b")]
+    for path in paths:
+        plots.save(plots.contraction_figure([record(1)]), path, caption="What it shows.")
+    content = paths[0].read_bytes()
+    assert content.startswith(STARTS[kind])
+    assert content == paths[1].read_bytes()
+    assert (tmp_path / "a.txt").read_text() == "What it shows.\n"
+    if kind == "pdf":
+        assert b"/FontFile2" in content
+        assert b"/Type3" not in content
+    with pytest.raises(ValueError, match="unknown format 'eps': expected one of png, pdf, svg"):
+        plots.save(plots.contraction_figure([record(1)]), tmp_path / "a.eps")
 
 
 def test_a_legend_names_everything_once():
@@ -126,9 +160,9 @@ def test_it_needs_no_display():
 def test_a_method_has_one_look_and_no_two_of_a_kind_share_it():
     for names in (SOLVERS, ("RNN", "LSTM", "GRU", "FastRNN", "FastGRNN", "ERNN K=1", "ERNN K=2")):
         looks = [plots.style_of(name) for name in names]
-        assert len({look["color"] for look in looks}) == len(looks)
-        assert len({look["marker"] for look in looks}) == len(looks)
-        assert {look["color"] for look in looks} <= set(plots.COLORS.values())
+        assert len({spec["color"] for spec in looks}) == len(looks)
+        assert len({spec["marker"] for spec in looks}) == len(looks)
+        assert {spec["color"] for spec in looks} <= set(plots.COLORS.values())
     own = plots.style_of("my solver")
     assert own == plots.style_of("my solver")
     assert own["label"] == "my solver"

@@ -8,9 +8,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fixpoint.cli.app import app
-from fixpoint.paper.table_runs import beside_table
+from fixpoint.paper.table_runs import beside_table, paper_recipe
 from fixpoint.paper.tables import TABLES
-from fixpoint.training import Recipe
+from fixpoint.training import Recipe, load_recipe
 
 
 def invoke(*arguments, **environment):
@@ -30,7 +30,7 @@ def test_a_table_on_the_sample(tmp_path):
     assert [r["label"] for r in records] == ["RNN", "LSTM"]
     assert records[0]["run"]["clip"] == 1.0  # of the recipe
     assert records[0]["run"]["epochs"] == 1
-    rows = [line.split() for line in result.stdout.splitlines() if line.startswith("  HAR-2")]
+    rows = [line.split() for line in result.stdout.splitlines() if line.startswith(" HAR-2")]
     for row, record, paper in zip(rows, records, ("91.31", "93.65"), strict=True):
         assert row[2:5] == [
             paper,
@@ -56,7 +56,7 @@ def test_figures_of_the_paper(tmp_path, monkeypatch):
         app, ["reproduce", "figures", "--epochs", "1", "--seeds", "3", "--out", str(out)]
     )
     assert result.exit_code == 0, result.output
-    options = {"out": out, "dataset": "har2-sample", "epochs": 1, "seed": 3}
+    options = {"out": out, "dataset": "har2-sample", "epochs": 1, "seed": 3, "formats": ["png"]}
     assert asked == [(["phi", "h1", "h2", "h3", "convergence", "eta"], options)]
 
 
@@ -94,6 +94,20 @@ def test_ours_beside_the_papers():
     assert re.search(r"HAR-2 +FastRNN +94\.50 +94\.50 +93\.00 +29 +29 +0\.063 +0\.5 +2", text)
     assert "± 0.71" in text
     assert re.search(r"HAR-2 +FastRNN +94\.50 +- +- +29 +- +0\.063 +- +0", shown({row: []}))
+    recipe = load_recipe("har2-fastrnn").changed(epochs=2, seed=1)
+    text = shown({row: [record | {"recipe": recipe.differing}]})
+    for difference in ("epochs 2 (paper 60)", "rotate 30 (paper 0)", "normalize asinh (paper"):
+        assert difference in " ".join(text.split())
+    assert "seed" not in text.replace("seeds", "")
+
+
+def test_the_recipe_of_the_papers_protocol():
+    for name in ("har2-ernn", "har2-ernn-k2", "har2-fastrnn", "har2-rnn"):
+        ours, paper = load_recipe(name), paper_recipe(name)
+        assert paper.training.halve_choices == load_recipe("har2-lstm").training.halve_choices
+        assert (paper.training.rotate, paper.data.normalize) == (0, "column")
+        assert paper.model == ours.model
+    assert paper_recipe("dsa19-ernn") == load_recipe("dsa19-ernn")
 
 
 @pytest.mark.parametrize(

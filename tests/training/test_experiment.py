@@ -1,12 +1,17 @@
 """One run: its key, its model and its record."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from fixpoint.training import Recipe, build_model, run_experiment
+from fixpoint.training import Recipe, build_model, fit, make_task, run_experiment
+from fixpoint.training.experiment import make_fabric
+from fixpoint.training.results.store import _standard
+from fixpoint.training.results.table import comparison_table
+from fixpoint.training.results.verdict import divergence
 
 RUN = Recipe().changed(
     solver="inexact-newton",
@@ -97,6 +102,16 @@ def test_a_run_is_repeatable_whatever_came_before(tiny):
     assert run_experiment(RUN.changed(seed=1), tiny)["loss"] != first["loss"]
 
 
+def _right_in_the_end(run, data):
+    """Whether the model of a run, trained by hand, has the first test window right."""
+    torch.manual_seed(run.training.seed)
+    model = build_model(run, data)
+    fabric = make_fabric(run.machine)
+    *_, last = fit(fabric, model, make_task(fabric, data, run.training), run.training)
+    assert last.number == run.training.epochs
+    return bool(model(data.x_test[:1]).argmax(1) == data.y_test[0])
+
+
 @pytest.mark.parametrize("run", [RUN, PICARD], ids=["fixed steps", "tolerance"])
 def test_a_nan_test_window_costs_that_window_alone(tiny, run):
     """The first test window is one of those that the condition is looked at for."""
@@ -104,6 +119,28 @@ def test_a_nan_test_window_costs_that_window_alone(tiny, run):
     x[0, 3, 2] = torch.nan
     clean, spoiled = run_experiment(run, tiny), run_experiment(run, replace(tiny, x_test=x))
     assert spoiled["loss"] == clean["loss"]
+    right = _right_in_the_end(run, tiny)
     lost = clean["accuracy_last"] - spoiled["accuracy_last"]
-    assert lost in (0, pytest.approx(100 / 81))
+    assert lost == pytest.approx(100 / 81 if right else 0)
     json.dumps(spoiled["mean_residual"], allow_nan=False)
+
+
+def test_a_training_that_diverges_stops_and_is_recorded(tiny, tmp_path):
+    """Its loss is null, nothing is measured on weights that are lost, the last finite ones stay."""
+    run = RUN.changed(lr=1e30, epochs=5)
+    record = run_experiment(run, tiny, folder=tmp_path)
+    assert len(record["epochs"]) < 5
+    assert not math.isfinite(record["loss"])
+    assert record["contraction"] is None
+    assert record["mean_residual"] is record["gap"] is None
+    assert "diverged in epoch" in divergence(record)
+    assert "lower training.lr (1e+30) or set training.clip" in divergence(record)
+    assert len(list(tmp_path.glob("epoch-*"))) == (1 if len(record["epochs"]) > 1 else 0)
+    comparison_table([record])
+    json.dumps(_standard(record), allow_nan=False)
+
+
+def test_a_model_that_does_not_fit_into_memory(tiny):
+    for hidden in (10**8, 10**12, 10**20):
+        with pytest.raises(MemoryError, match=rf"not enough memory for model.hidden={hidden} and"):
+            build_model(Recipe().changed(hidden=hidden), tiny)

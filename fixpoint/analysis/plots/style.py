@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import zlib
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,11 @@ def rendered(figure: Figure, kind: str, *, dpi: int = 150) -> bytes:
     }
     dates: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     content = io.BytesIO()
+    # It reports the dates in the fonts that it embeds.
+    fonts = logging.getLogger("fontTools")
+    level = fonts.level
+    fonts.setLevel(logging.ERROR)
     with matplotlib.rc_context(options):
         figure.savefig(content, format=kind, dpi=dpi, metadata=dates.get(kind))
+    fonts.setLevel(level)
     return content.getvalue()

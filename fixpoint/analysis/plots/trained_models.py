@@ -72,7 +72,7 @@ def plot_discrimination(ratios: Mapping[str, Tensor], axes: Axes | None = None) 
         axes.plot(t, ratio, markevery=max(1, len(t) // 10), **style_of(name))
     axes.set(xlabel="time step $t$", ylabel="intra / inter-class distance")
     _from_zero(axes)
-    add_legend(axes)
+    add_legend(axes, columns=max(2, _columns(ratios)))  # above: the curves cross the panel
     return axes
 
 

@@ -36,7 +36,7 @@ def plot_updates(iterations: Tensor, result: Tensor, axes: Axes | None = None) -
     open_ = (result != Result.CONVERGED).any(1).numpy()
     cross_out(axes, t[open_], high[open_], label="some window did not converge")
     axes.set(xlabel="time step $t$", ylabel="updates of a solve")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * max(1, high.max()))  # room for the crosses
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     add_legend(axes)
     return axes

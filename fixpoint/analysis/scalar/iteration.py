@@ -140,7 +140,7 @@ def tanh_plain_steps(
 
 
 def tanh_newton_steps(alpha: Tensor, *, rtol: float = 5e-15, max_iter: int = 50) -> Tensor:
-    """Newton steps on f(h) = tanh(h + alpha) - h until one is no larger than rtol |h|.
+    """Newton steps on f(h) = tanh(h + alpha) - h until one is at most rtol |h|.
 
     In float64, from h = (3 |alpha|)^(1/3), the first term of Phi near 0, or 1 if that is larger.
     The last, negligible step counts. Near alpha = 0 f is so flat that its rounding, divided by

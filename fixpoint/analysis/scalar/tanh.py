@@ -127,7 +127,7 @@ def _second(alpha: Tensor) -> Tensor:
 
 
 def _times(g: Tensor, slope: Tensor) -> Tensor:
-    """g * slope, 0 where an infinite slope meets g = 0: a sample without part in the loss."""
+    """g * slope, 0 where the slope is infinite and g = 0: a sample that is not in the loss."""
     return g * torch.where(slope.isinf() & (g == 0), 0.0, slope)
 
 

@@ -131,7 +131,7 @@ def _pass(
 def best_epoch(history: list[Epoch], metric: str) -> int:
     """Index of the first epoch with the best validation score."""
     sign = 1 if metric == "perplexity" else -1
-    # A score that is no number is None once it has been through JSON.
+    # A score of NaN is None once it has been through JSON.
     scores = [inf if e.valid_score is None else sign * e.valid_score for e in history]
     return scores.index(min(scores))
 

@@ -51,7 +51,7 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
     elif not len(data.x_valid):
         raise ValueError(
             f"data.validation={recipe.data.validation} leaves no window of {len(data.x_train)} for "
-            f"validation in {data.name}: choose a larger share"
+            f"validation in {data.name}: choose a larger fraction"
         )
     rotated = recipe.training.rotate > 0
     if rotated:
@@ -81,9 +81,10 @@ def locate_data(recipe: Recipe, folder: Path, place: str | None = None) -> Recip
     """
     path = folder / ORIGIN
     origin = json.loads(path.read_text()) if path.exists() else {}
-    name = place or origin.get("dataset", recipe.data.dataset)
+    name = place or recipe.data.dataset
     if name in DATASETS:
         return recipe.changed(dataset=name)
+    name = place or origin.get("dataset", name)
     if not Path(name).expanduser().exists():
         raise ValueError(f"the data {name} are not there: give their place by --data PATH")
     if origin and origin["fingerprint"] != fingerprint(name):

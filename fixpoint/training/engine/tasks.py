@@ -104,8 +104,8 @@ class Classification:
 class LanguageModelling:
     """The next word of a text, by truncated back-propagation through time.
 
-    The text runs in `batch_size` parallel streams, cut into pieces of `bptt` steps. The state goes
-    on from piece to piece, the gradient does not. Validation and test run alike, so the words
+    The text runs in `batch_size` parallel streams, cut into pieces of `bptt` steps. The state is
+    carried from piece to piece, the gradient is not. Validation and test run alike, so the words
     that do not fill the streams are left out, fewer than `batch_size`.
     """
 
@@ -181,7 +181,7 @@ def evaluate(
     lengths: Tensor | None = None,
 ) -> tuple[float, float]:
     """Mean loss and accuracy in percent; windows with non-finite logits count as wrong, and are
-    left out of the loss. `inputs` makes of stored rows what the model takes."""
+    left out of the loss. `inputs` converts stored rows to what the model takes."""
     model.eval()
     parts = [x.split(batch_size)] + ([] if lengths is None else [lengths.split(batch_size)])
     logits = torch.cat([model(inputs(rows), *ends) for rows, *ends in zip(*parts, strict=True)])

@@ -39,7 +39,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         return tuple(_convert(name, part, get_args(hint)[0]) for part in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    # bool is a kind of int, but true is no number
+    # bool is a kind of int, but true is not a number
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise TypeError(f"{name} must be {_WORDS[hint]}; got {value!r}")
     return value

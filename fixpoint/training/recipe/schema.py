@@ -96,7 +96,7 @@ class Training:
     rotate: float = key(
         0.0,
         "degrees: the vectors of each training window, as accelerations, are turned about a random "
-        "axis by an angle of 0 up to this, anew at each use",
+        "axis by an angle of 0 up to this, differently at each use",
         low=0,
         below=181,
     )

@@ -37,7 +37,7 @@ def load_recipe(name: str) -> Recipe:
     """The recipe of that name, or in the TOML file of that path.
 
     Raises:
-        ValueError: there is none, it is no TOML, or a key or value in it is wrong.
+        ValueError: there is none, it is not valid TOML, or a key or value in it is wrong.
         TypeError: a value has the wrong type.
     """
     path = Path(name)
@@ -54,7 +54,7 @@ def load_recipe(name: str) -> Recipe:
             "path of a .toml file, or the name of a recipe"
         ) from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is no UTF-8 text: save the recipe as UTF-8") from None
+        raise ValueError(f"{path} is not UTF-8 text: save the recipe as UTF-8") from None
     try:
         return read_recipe(text)
     except (ValueError, TypeError) as error:
@@ -65,7 +65,7 @@ def read_recipe(text: str) -> Recipe:
     """The recipe that a TOML text describes; keys that it lacks have their defaults.
 
     Raises:
-        ValueError: it is no TOML, or a section, key or value in it is wrong.
+        ValueError: it is not valid TOML, or a section, key or value in it is wrong.
         TypeError: a value has the wrong type.
 
     Example:
@@ -76,7 +76,7 @@ def read_recipe(text: str) -> Recipe:
     try:
         content: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"no TOML: {error}") from None
+        raise ValueError(f"not valid TOML: {error}") from None
     changes = {}
     for section, part in content.items():
         if section not in SECTIONS:

@@ -1,1 +1,1 @@
-"""Records of finished runs, and what is made of them."""
+"""Records of finished runs: tables, report, export."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fixpoint.training.engine.checkpoint import replace_file
+from fixpoint.training.recipe.names import run_label
 from fixpoint.training.recipe.schema import FORMER
 
 Record = dict[str, Any]
@@ -129,7 +130,10 @@ def _parse(line: str) -> Record | None:
         return None
     if not isinstance(record, dict) or "key" not in record:
         return None
-    return _renamed(record)
+    record = _renamed(record)
+    if isinstance(record.get("run"), dict):
+        record["label"] = run_label(record["run"])
+    return record
 
 
 def _renamed(record: Record) -> Record:

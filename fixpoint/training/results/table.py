@@ -27,6 +27,7 @@ class FittingTable(NamedTuple):
     names: heads of the columns of names, which may be wrapped.
     heads: heads of the columns of numbers, the most important first.
     rows: names and numbers of each row; both may have several lines.
+    notes: a head and a text for each row, as the last column, which may be wrapped.
     """
 
     title: str
@@ -34,6 +35,7 @@ class FittingTable(NamedTuple):
     heads: Sequence[str]
     rows: Sequence[tuple[Sequence[str], Sequence[str]]]
     caption: str = ""
+    notes: tuple[str, Sequence[str]] | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = self._fitting(options.max_width)
@@ -47,8 +49,10 @@ class FittingTable(NamedTuple):
             table.add_column(Text(head), overflow="fold")
         for head in self.heads[:shown]:
             table.add_column(Text(head), justify="right", no_wrap=True, min_width=1)
-        for names, numbers in self.rows:
-            cells = (*names, *numbers[:shown])
+        if self.notes:
+            table.add_column(Text(self.notes[0]), overflow="fold")
+        for i, (names, numbers) in enumerate(self.rows):
+            cells = (*names, *numbers[:shown], *([self.notes[1][i]] if self.notes else []))
             table.add_row(*(Text(printable(cell)) for cell in cells))
         left_out = [head.replace("\n", " ") for head in self.heads[shown:]]
         yield table
@@ -59,7 +63,11 @@ class FittingTable(NamedTuple):
 
     def _fitting(self, width: int) -> int:
         """How many columns of numbers fit beside the names."""
-        free = width - sum(self._narrowest(i) + 2 for i in range(len(self.names)))
+        wrapped = [
+            [head, *(names[i] for names, _ in self.rows)] for i, head in enumerate(self.names)
+        ]
+        wrapped += [[self.notes[0], *self.notes[1]]] if self.notes else []
+        free = width - sum(min(NARROWEST, _width(cells)) + 2 for cells in wrapped)
         for i, head in enumerate(self.heads):
             free -= 2 + _width([head, *(numbers[i] for _, numbers in self.rows)])
             if free < 0:
@@ -68,13 +76,11 @@ class FittingTable(NamedTuple):
 
     def _lines(self) -> Iterable[Text]:
         """Each row as a sentence, where no column fits."""
-        for names, numbers in self.rows:
+        for i, (names, numbers) in enumerate(self.rows):
             pairs = zip(self.heads, numbers, strict=True)
             cells = [f"{head} {number}".replace("\n", " ") for head, number in pairs]
+            cells += [f"{self.notes[0]} {self.notes[1][i]}"] if self.notes else []
             yield Text(printable(f"{' '.join(names)}: {', '.join(cells)}".replace("\n", " ")))
-
-    def _narrowest(self, i: int) -> int:
-        return min(NARROWEST, _width([self.names[i], *(names[i] for names, _ in self.rows)]))
 
 
 def comparison_table(records: list[Record]) -> FittingTable:

@@ -62,7 +62,11 @@ def _equilibrium(record: Record) -> list[str]:
 
 
 def _distance(record: Record) -> tuple[str, ...]:
-    # Records of earlier versions have the mean alone.
-    mean = record["mean_residual"]
-    quantiles = record.get("gap") or (None if mean is None else (mean, mean, mean))
-    return () if quantiles is None else equilibrium_verdict(quantiles)
+    mean, quantiles = record["mean_residual"], record.get("gap")
+    if quantiles:
+        return equilibrium_verdict(quantiles)
+    if mean is None:
+        return ()
+    # A record of an earlier version, which has the mean alone.
+    distance = f"The mean state is {mean:.2g} of its norm away from equilibrium."
+    return distance, equilibrium_verdict((mean, mean, mean))[1]

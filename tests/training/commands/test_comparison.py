@@ -1,6 +1,7 @@
 """`fixpoint compare` from end to end on the bundled sample."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -124,7 +125,7 @@ def started(out):
         stderr=subprocess.PIPE,
         text=True,
     )
-    path, deadline = out / "runs.jsonl", time.monotonic() + 60
+    path, deadline = out / "runs.jsonl", time.monotonic() + 600
     first, children = set(), set()
     while True:
         assert time.monotonic() < deadline
@@ -143,7 +144,7 @@ def children_of(process):
     return {int(pid) for pid in path.read_text().split()} if path.exists() else set()
 
 
-def gone(pids, seconds=60):
+def gone(pids, seconds=600):
     deadline = time.monotonic() + seconds
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         if time.monotonic() > deadline:
@@ -152,10 +153,10 @@ def gone(pids, seconds=60):
     return True
 
 
-def test_a_killed_comparison_goes_on(tmp_path):
+def test_a_killed_comparison_is_resumed(tmp_path):
     process, children = started(tmp_path)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     kept = (tmp_path / "runs.jsonl").read_bytes()
     assert kept.count(b"\n") == 1
     assert gone(children)  # no run goes on by itself
@@ -169,11 +170,12 @@ def test_a_killed_comparison_goes_on(tmp_path):
     assert len(keys) == len(set(keys)) == 2
 
 
-def test_stopping_by_hand_keeps_what_is_finished(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_keeps_what_is_finished(tmp_path, number):
     process, children = started(tmp_path)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
+    process.send_signal(number)
+    _, error = process.communicate(timeout=600)
+    assert process.returncode == 128 + number
     assert error.splitlines() == ["Stopped; finished epochs are kept, the same command continues."]
     assert (tmp_path / "runs.jsonl").read_bytes().count(b"\n") == 1
     assert gone(children)
@@ -191,3 +193,29 @@ def test_models_beside_each_other_and_pairs_that_make_no_sense_left_out(tmp_path
     assert all(r["run"]["clip"] == 1.0 for r in records)
     assert records[1]["contraction"] is None
     assert "GRU" in result.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay", [0.3, 1.0])
+def test_stopping_while_modules_load_is_one_line(tmp_path, number, delay):
+    process = subprocess.Popen(
+        [*COMMAND, *SMALL, "--out", tmp_path], stderr=subprocess.PIPE, text=True
+    )
+    started = time.monotonic()
+    while time.monotonic() < started + delay or not handles(process, signal.SIGTERM):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=600)
+    assert process.returncode == 128 + number
+    assert len(error.splitlines()) == 1
+    assert error.startswith("Stopped")
+
+
+def handles(process, number):
+    """Whether the process has a handler for the signal, as Linux tells."""
+    status = Path(f"/proc/{process.pid}/status")
+    if not status.exists():
+        return True
+    caught = re.search(r"SigCgt:\s+(\w+)", status.read_text())
+    return bool(int(caught.group(1), 16) >> (number - 1) & 1)

@@ -144,7 +144,7 @@ def test_a_model_whose_period_was_chosen_was_trained_on_all(tmp_path):
     assert torch.equal(trained.data.x_test, prepare(Recipe()).data.x_test)
     (trial, _) = (path for path in (tmp_path / recipe.key / "tuning").iterdir() if path.is_dir())
     for path in (trial, trial / "epoch-0001"):
-        assert_one_line(invoke(path), "is no training run, it has no recipe.toml")
+        assert_one_line(invoke(path), "is not a training run, it has no recipe.toml")
     result = invoke(tmp_path / recipe.key, "--part", "valid")
     assert_one_line(result, "har2-sample, as this model was .* has the parts train, test; got 'va")
 
@@ -227,7 +227,9 @@ def test_a_folder_that_is_none_of_a_training(ernn, tmp_path):
     assert_one_line(
         invoke(tmp_path / "none"), "there is no file or folder .*none: give the folder of a train"
     )
-    assert_one_line(invoke(tmp_path), "is no training run, it has no recipe.toml: give the folder")
+    assert_one_line(
+        invoke(tmp_path), "is not a training run, it has no recipe.toml: give the folder"
+    )
     assert_one_line(invoke(ernn.parent), f"holds 1 training run.*: give one, of {ernn}$")
 
 
@@ -238,9 +240,9 @@ def test_a_folder_that_is_none_of_a_training(ernn, tmp_path):
         (lambda run, weights: weights.unlink(), "weights .*model.safetensors cannot be read"),
         (
             lambda run, weights: weights.write_bytes(weights.read_bytes()[:-9]),
-            "model.safetensors is truncated or no safetensors file .*another checkpoint",
+            "model.safetensors is truncated or not a safetensors file .*another checkpoint",
         ),
-        (lambda run, weights: weights.write_bytes(b""), "is truncated or no safetensors file"),
+        (lambda run, weights: weights.write_bytes(b""), "is truncated or not a safetensors file"),
         (
             lambda run, weights: save_file({"head.weight": torch.ones(2, 6)}, weights),
             "does not fit the model of .*recipe.toml .Missing key.*of different runs",
@@ -281,3 +283,40 @@ def test_damage_gets_one_line(ernn, tmp_path, monkeypatch, damage, message):
 )
 def test_options_out_of_range(ernn, arguments, message):
     assert_one_line(invoke(ernn, *arguments), message)
+
+
+def test_data_that_changed_or_moved(tmp_path, own, monkeypatch):
+    """Only the data that a run was trained on are taken, wherever they are now."""
+    run = trained_in(tmp_path / "runs", dataset=str(own), model="rnn")
+    score = re.search(r"accuracy (\S+) %", invoke(run).stdout).group(1)
+    elsewhere = tmp_path / "elsewhere.npz"
+    shutil.move(own, elsewhere)
+    assert_one_line(
+        invoke(run), "the data .*own.npz are not there: give their place by --data PATH"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = invoke(run, "--data", "elsewhere.npz")
+    assert re.search(r"accuracy (\S+) %", result.stdout).group(1) == score
+    with np.load(elsewhere) as arrays:
+        np.savez(own, **{name: arrays[name][::-1] for name in arrays})
+    assert_one_line(
+        invoke(run), "own.npz is not what this model was trained on, its content differs"
+    )
+
+
+def test_a_relative_path_is_found_from_another_folder(tmp_path, own, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = trained_in(tmp_path / "runs", dataset="own.npz", model="rnn")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert invoke(run).exit_code == 0
+
+
+def test_formats_and_captions(ernn, tmp_path):
+    result = invoke(ernn, "--format", "pdf,svg", "--out", tmp_path, "--windows", "9")
+    assert result.exit_code == 0, result.output
+    assert {path.suffix for path in tmp_path.iterdir()} == {".pdf", ".svg", ".txt"}
+    assert "distance of the states" in (tmp_path / "condition.txt").read_text()
+    assert_one_line(
+        invoke(ernn, "--format", "png,eps"), "unknown format 'eps': expected one of png"
+    )

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -116,7 +117,7 @@ def test_validation_is_asked_for(changes, message):
         prepare(Recipe().changed(**changes))
 
 
-def test_rotated_data_stay_in_their_units():
+def test_rotated_data_keep_their_units():
     data, _ = prepare(Recipe().changed(rotate=30, normalize="asinh"))
     raw = load_dataset("har2-sample")
     assert torch.equal(data.x_train, raw.x_train)
@@ -266,8 +267,6 @@ def test_what_is_wrong_gets_one_line(tmp_path, arguments, message):
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("fixpoint: ")
-    import re
-
     assert re.search(message, line), line
     assert not (tmp_path / "out").exists()
 
@@ -326,3 +325,117 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path):
     first = train_recipe(recipe, tmp_path, second)
     assert len(first["epochs"]) == 1
     assert train_recipe(recipe, tmp_path, lambda epoch: None)["epochs"] == first["epochs"]
+
+
+def test_fresh_removes_nothing_that_another_process_writes(tmp_path):
+    """--fresh is refused before it removes what another process writes."""
+    recipe = Recipe().changed(model="rnn", hidden=4, epochs=2)
+    folder = tmp_path / recipe.key
+
+    def second(epoch):
+        before = sorted(path.name for path in folder.rglob("*"))
+        result = invoke("--model", "rnn", "--out", str(tmp_path), "--fresh")
+        assert result.exit_code == 2
+        assert "another process trains this run in" in result.stderr
+        assert sorted(path.name for path in folder.rglob("*")) == before
+
+    record = train_recipe(recipe, tmp_path, second)
+    assert len(record["epochs"]) == 2
+
+
+def test_names_of_users_are_not_markup(tmp_path):
+    out = tmp_path / "x[/bold]" / "runs[old]\x1b[31m"
+    result = invoke("--model", "rnn", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert str(out).replace("\x1b", "\\x1b") in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_progress_without_a_terminal_is_a_line_for_each_epoch(tmp_path):
+    lines = invoke("--model", "rnn", "--out", str(tmp_path)).stdout.splitlines()
+    found = [line for line in lines if "epoch " in line and " of 2" in line]
+    assert re.fullmatch(
+        r"har2-sample: RNN, seed 0: epoch 1 of 2, loss \d\.\d+, test \d+\.\d %; about \d+ s left",
+        found[0],
+    )
+    assert "left" not in found[1]
+
+
+PLUGIN = """
+import torch
+import fixpoint.training
+from fixpoint import SOLVERS, Picard
+from fixpoint.models import CELLS, SelfFeedbackMap
+
+class Halved(Picard):
+    pass
+
+SOLVERS["halved"] = Halved
+CELLS["mine"] = SelfFeedbackMap
+fixpoint.training.LAYERS["plain"] = torch.nn.RNN
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    import fixpoint.training
+    from fixpoint import SOLVERS
+    from fixpoint.models import CELLS
+
+    path = tmp_path / "plugin.py"
+    path.write_text(PLUGIN)
+    yield path
+    for registry in (SOLVERS, CELLS, fixpoint.training.LAYERS):
+        for name in ("halved", "mine", "plain"):
+            registry.pop(name, None)
+
+
+def test_a_plugin_registers_solver_cell_and_model(tmp_path, plugin):
+    out = ["--plugin", str(plugin), "--out", str(tmp_path / "out")]
+    result = invoke("--solver", "halved", "--cell", "mine", *out)
+    assert result.exit_code == 0, result.output
+    assert "ERNN (halved, mine)" in " ".join(result.stdout.split())
+    result = invoke("--model", "plain", *out)
+    assert result.exit_code == 0, result.output
+    lines = (tmp_path / "out" / "runs.jsonl").read_text().splitlines()
+    keys = {json.loads(line)["key"] for line in lines}
+    # Another content of the file is another run.
+    recipe = Recipe().changed(plugins=[str(plugin)])
+    key = recipe.key
+    plugin.write_text(PLUGIN + "\n")
+    assert Recipe().changed(plugins=[str(plugin)]).key != key
+    assert len(keys) == 2
+
+
+def test_classes_by_their_place(tmp_path):
+    result = invoke(
+        *("--solver", "fixpoint.solvers:Picard", "--cell", "fixpoint.models:SelfFeedbackMap"),
+        *("--out", str(tmp_path)),
+    )
+    assert result.exit_code == 0, result.output
+    assert "ERNN (Picard, SelfFeedbackMap)" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--plugin", "nowhere.py"], "the plugin .*nowhere.py cannot be imported .*path of a .py"),
+        (["--cell", "nowhere:Cell"], "the cell 'nowhere:Cell' cannot be imported: No module named"),
+        (["--hidden", "100000000"], "not enough memory for model.hidden=100000000"),
+    ],
+)
+def test_what_cannot_be_had_gets_one_line(tmp_path, arguments, message):
+    result = invoke(*arguments, "--out", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert re.search(message, line), line
+
+
+def test_a_diverged_run_is_shown_and_not_run_again(tmp_path):
+    arguments = ["--model", "gru", "--lr", "1e30", "--out", str(tmp_path)]
+    for text in ("Results:", "This recipe is finished"):
+        result = invoke(*arguments)
+        assert result.exit_code == 0, result.output
+        assert text in result.stdout
+        assert "GRU: The training diverged in epoch" in result.stdout
+    assert json.loads((tmp_path / "runs.jsonl").read_text())["loss"] is None

@@ -50,10 +50,10 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("stop", [1, 3])
-def test_a_stopped_training_goes_on_bit_for_bit(tmp_path, request, name, stop):
+def test_a_stopped_training_continues_bit_for_bit(tmp_path, request, name, stop):
     recipe = Recipe().changed(**SMALL, **CASES[name])
-    held = "held_out" if recipe.data.validation else "tiny"
-    data = request.getfixturevalue({"text": "text", "rotated": "late"}.get(name, held))
+    part = "held_out" if recipe.data.validation else "tiny"
+    data = request.getfixturevalue({"text": "text", "rotated": "late"}.get(name, part))
     whole, history = train(tmp_path / "whole", data, recipe)
     train(tmp_path / "parts", data, recipe, epochs=stop)
     torch.rand(5)
@@ -198,17 +198,17 @@ def untimed(record):
 @pytest.mark.slow
 def test_killed_in_the_middle_it_gives_the_same_results(tmp_path):
     whole, killed = run(tmp_path / "whole"), run(tmp_path / "killed")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not list((tmp_path / "killed").glob("*/epoch-000[3-9]")):
         assert time.monotonic() < deadline
         assert killed.poll() is None
         time.sleep(0.005)
     os.kill(killed.pid, signal.SIGKILL)
-    killed.communicate(timeout=60)
+    killed.communicate(timeout=600)
     assert not (tmp_path / "killed" / "runs.jsonl").read_text()
     resumed = run(tmp_path / "killed")
     for process in (whole, resumed):
-        _, error = process.communicate(timeout=120)
+        _, error = process.communicate(timeout=600)
         assert process.returncode == 0, error
     records = []
     for name in ("whole", "killed"):

@@ -144,7 +144,9 @@ def test_the_learning_rate_halves(tiny, halve_every, expected):
         train(model(), tiny, epochs=4, halve_every=halve_every, batch_size=100)
     finally:
         hook.remove()
-    assert seen == [1e-2 * share for share in expected for _ in range(2)]  # two batches an epoch
+    assert seen == [
+        1e-2 * fraction for fraction in expected for _ in range(2)
+    ]  # two batches an epoch
 
 
 def test_each_epoch_is_yielded_when_it_is_done(tiny):

@@ -54,7 +54,7 @@ def test_no_key_is_in_two_sections():
         ("[model]\ninput_dropout = 1", ValueError, "at least 0 and below 1; got 1.0"),
         ("[data]\nvalidation = -0.1", ValueError, "at least 0 and below 1; got -0.1"),
         ("[machine]\nprecision = '32'", ValueError, "value of machine.precision '32'"),
-        ("[training", ValueError, "no TOML"),
+        ("[training", ValueError, "not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_said(text, error, message):
@@ -138,10 +138,10 @@ def test_settings_that_are_wrong(text, message):
         parse_setting(text)
 
 
-def test_a_recipe_that_is_no_utf_8(tmp_path):
+def test_a_recipe_that_is_not_utf_8(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_bytes("[training]".encode("utf-16"))
-    with pytest.raises(ValueError, match=r"mine\.toml is no UTF-8 text: save the recipe as UTF-8"):
+    with pytest.raises(ValueError, match=r"mine\.toml is not UTF-8 text: save the recipe as UTF-8"):
         load_recipe(str(path))
 
 

@@ -1,6 +1,7 @@
 """The page of a report: it needs nothing else, and its numbers are those of the records."""
 
 import base64
+import csv
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -199,7 +200,7 @@ def test_a_file_that_is_being_written_is_left_as_it_is(tmp_path, records):
         (b"\xff\n", r"line 1 of .*runs\.jsonl is not a valid record"),
     ],
 )
-def test_a_line_that_is_no_run_is_named(tmp_path, content, message):
+def test_a_line_that_is_not_a_run_is_named(tmp_path, content, message):
     (tmp_path / "runs.jsonl").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         write_report([tmp_path], tmp_path / "page.html")
@@ -221,3 +222,34 @@ def test_a_chart_leaves_out_what_a_logarithm_has_not():
     assert curve_chart([Curve(0, [1], [2])], x="x", y="y") == curve_chart(
         [Curve(0, [1], [2])], x="x", y="y"
     )
+
+
+def test_tables_for_a_paper(tmp_path, records):
+    for record in records:
+        Records(tmp_path).append(record)
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--latex", "--csv"])
+    assert result.exit_code == 0, result.output
+    latex = (tmp_path / "report.tex").read_text()
+    assert latex.count(r"\begin{tabular}") == 2
+    assert r"a <b> \& 'c'" in latex
+    mean = (records[0]["accuracy_last"] + records[1]["accuracy_last"]) / 2
+    assert f"& 2 & {mean:.2f}" in latex
+    rows = list(csv.DictReader((tmp_path / "report.csv").read_text().splitlines()))
+    assert len(rows) == len(records)
+    assert float(rows[0]["last acc. %"]) == records[0]["accuracy_last"]
+    assert rows[4]["last acc. %"] == ""
+    assert float(rows[4]["last perplexity"]) == records[4]["perplexity_last"]
+    assert rows[1]["seed"] == "1"
+
+
+def test_the_page_is_made_for_light_and_dark_and_narrow(page):
+    assert "color-scheme: light dark" in page
+    assert "prefers-color-scheme: dark" in page
+    assert "Scroll the table sideways" in page
+    assert "numbers" not in [text.lower() for text in re.findall(r"<button[^>]*>([^<]*)", page)]
+
+
+def test_a_report_says_what_the_numbers_mean(page):
+    assert "What the numbers mean" in page
+    assert "Rows of different cells are different models" in page
+    assert "This layer " in page
