@@ -1,4 +1,4 @@
-"""GMRES for a batch of linear systems, each sample with its own status."""
+"""GMRES for a batch of linear systems, restarted with its spaces kept, each sample by itself."""
 
 from __future__ import annotations
 
@@ -9,95 +9,199 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+Matvec = Callable[[Tensor], Tensor]
+MAX_CYCLES = 10
+
 
 class LinearResult(IntEnum):
     """How the linear solve of one sample ended."""
 
     CONVERGED = 0
     MAX_ITER = 1
-    STAGNATED = 2  # the residual stayed within 1 % of its start over the whole memory
+    STAGNATED = 2  # the residual stayed within 1 % of its start over the whole solve
     BREAKDOWN = 3  # the Krylov space is exhausted, and the system singular on it
     NONFINITE = 4
 
 
+class Block(NamedTuple):
+    """Directions U with A U = C, C orthonormal, of one cycle, (B, j, D) each; a row may be 0."""
+
+    U: Tensor
+    C: Tensor
+
+
 class LinearSolution(NamedTuple):
-    """x, (B, D), its relative residual |b - A x| / |b|, products made, and `LinearResult`."""
+    """x, (B, D), its relative residual |b - A x| / |b|, `LinearResult`, and the spaces met."""
 
     x: Tensor
     residual: Tensor  # (B,)
-    products: int
     result: Tensor  # (B,) int8
+    blocks: tuple[Block, ...]
 
 
 def gmres(
-    matvec: Callable[[Tensor], Tensor], b: Tensor, *, rtol: Tensor, memory: int
+    matvec: Matvec,
+    b: Tensor,
+    *,
+    rtol: Tensor,
+    memory: int,
+    blocks: tuple[Block, ...] = (),
+    preconditioner: Matvec | None = None,
 ) -> LinearSolution:
-    """Solve A x = b for each sample from x = 0, over one Krylov space of at most `memory`.
+    """Solve A x = b for each sample from x = 0, by cycles of at most `memory` products.
 
-    The basis is orthogonalised twice by classical Gram-Schmidt. It stops early once every sample
-    is below its tolerance (one synchronisation a product).
+    Each cycle is preconditioned from the right by the directions of those before it, on which A
+    is known: A M = I there, so that a restart loses nothing. `blocks` of an earlier solve with
+    a similar A serve the same way. It stops once every sample is below its tolerance (one
+    synchronisation a product), after a cycle without progress, or after ten cycles.
 
     Args:
         matvec: A v of each sample, (B, D) -> (B, D).
         b: right-hand sides, (B, D).
         rtol: relative tolerance of each sample, (B,).
-        memory: most products.
+        memory: most products of a cycle, and most directions kept.
+        blocks: those of an earlier solve.
+        preconditioner: v -> an estimate of A^-1 v, (B, D) -> (B, D).
 
-    Source: Saad and Schultz (1986), GMRES: a generalized minimal residual algorithm.
+    Source: Saad and Schultz (1986), GMRES: a generalized minimal residual algorithm; de Sturler
+        (1996), Nested Krylov methods based on GCR; Baker, Jessup, Manteuffel (2005), A technique
+        for accelerating the convergence of restarted GMRES.
     """
-    B, D = b.shape
-    memory = min(memory, max(D, 1))
+    memory = min(memory, max(b.shape[1], 1))
     size = b.norm(dim=1)
     scale = torch.where(size > 0, size, 1.0)
-    basis = [b / scale[:, None]]
-    H = b.new_zeros(B, memory + 1, memory)
-    y, residual = b.new_zeros(B, memory), torch.ones_like(size)
-    spent = torch.zeros_like(size, dtype=torch.bool)
-    done = size == 0
-    tiny = 10 * torch.finfo(b.dtype).eps
-    for j in range(memory):
-        w = matvec(basis[j])
-        V = torch.stack(basis, 1)
-        length = w.norm(dim=1)
-        for _ in range(2):
-            h = torch.einsum("bjd,bd->bj", V, w)
-            w = w - torch.einsum("bjd,bj->bd", V, h)
-            H[:, : j + 1, j] += h
-        rest = w.norm(dim=1)
-        spent = spent | (~done & (rest <= tiny * length))
-        H[:, j + 1, j] = torch.where(spent, 0.0, rest)
-        inverse = torch.where(spent | (rest == 0), 0.0, 1 / rest)
-        basis.append(inverse[:, None] * w)
-        fitted, error = _least_squares(H[:, : j + 2, : j + 1])
-        # A sample that is done keeps its answer, whatever its batch-mates still need.
-        y[:, : j + 1] = torch.where(done[:, None], y[:, : j + 1], fitted)
-        residual = torch.where(done, residual, error)
-        done = done | spent | ~error.isfinite() | (error <= rtol)
+    x, r = torch.zeros_like(b), b / scale[:, None]
+    residual = torch.where(size > 0, 1.0, 0.0).to(b.dtype)
+    result = torch.full_like(size, LinearResult.MAX_ITER, dtype=torch.int8)
+    done = residual <= rtol
+    for _ in range(MAX_CYCLES):
         if bool(done.all()):
             break
-    x = torch.einsum("bjd,bj->bd", torch.stack(basis[:-1], 1), y[:, : j + 1]) * scale[:, None]
-    residual = torch.where(size == 0, 0.0, residual)
-    result = torch.full_like(size, LinearResult.MAX_ITER)
-    result = torch.where(residual > 0.99, LinearResult.STAGNATED, result)
-    result = torch.where(spent, LinearResult.BREAKDOWN, result)
-    result = torch.where(residual <= rtol, LinearResult.CONVERGED, result)
-    result = torch.where(x.isfinite().all(1) & residual.isfinite(), result, LinearResult.NONFINITE)
-    return LinearSolution(x, residual, j + 1, result.to(torch.int8))
+        cycle = _Cycle(r, memory, done)
+        for _ in range(memory):
+            direction = _precondition(blocks, preconditioner, cycle.last)
+            cycle.extend(direction, matvec(direction), rtol)
+            if bool(cycle.done.all()):
+                break
+        step, rest, block = cycle.finish()
+        x, r = x + step, torch.where(done[:, None], r, rest)
+        blocks = _most_recent((*blocks, block), memory)
+        slow = cycle.residual > 0.99 * residual
+        residual = torch.where(done, residual, cycle.residual)
+        result = torch.where(~done & slow, LinearResult.STAGNATED.value, result)
+        result = torch.where(~done & cycle.spent, LinearResult.BREAKDOWN.value, result)
+        done = done | cycle.spent | slow | ~residual.isfinite() | (residual <= rtol)
+    x = x * scale[:, None]
+    result = torch.where(residual <= rtol, LinearResult.CONVERGED.value, result)
+    finite = x.isfinite().all(1) & residual.isfinite()
+    result = torch.where(finite, result, LinearResult.NONFINITE.value)
+    return LinearSolution(x, residual, result, blocks)
 
 
-def _least_squares(H: Tensor) -> tuple[Tensor, Tensor]:
-    """min |e_1 - H y| of each sample, H (B, j + 2, j + 1): y and the minimum, (B,)."""
-    Q, R = torch.linalg.qr(H, mode="complete")
-    right = Q[:, 0, :]  # Q^T e_1
-    diagonal = R.diagonal(dim1=1, dim2=2)
-    largest = diagonal.abs().amax(1, keepdim=True)
-    eps = torch.finfo(H.dtype).eps
-    # A zero pivot is a direction along which A does nothing: leave it out.
-    dead = diagonal.abs() <= eps * largest
-    square = R[:, :-1] + torch.diag_embed(torch.where(dead, 1.0, 0.0).to(R.dtype))
-    target = torch.where(dead, 0.0, right[:, :-1])
-    y = torch.linalg.solve_triangular(square, target.unsqueeze(2), upper=True).squeeze(2)
-    y = torch.where(dead, 0.0, y)
-    error = -torch.einsum("bij,bj->bi", H, y)
-    error[:, 0] += 1
-    return y, error.norm(dim=1)
+class _Cycle:
+    """One Krylov space from r, (B, D), by Arnoldi's method with Givens rotations.
+
+    A Z = V H with Z = M V; V is orthogonalized twice by classical Gram-Schmidt, and the rotations
+    G make R = G H upper triangular.
+    """
+
+    def __init__(self, r: Tensor, memory: int, done: Tensor) -> None:
+        B, D = r.shape
+        self.done = done
+        self.spent = torch.zeros_like(done)
+        self.size = r.norm(dim=1)
+        self.residual = self.size
+        self.V = r.new_zeros(B, memory + 1, D)
+        self.Z = torch.zeros_like(self.V[:, 1:])
+        self.V[:, 0] = r / torch.where(self.size > 0, self.size, 1.0)[:, None]
+        self.G = torch.eye(memory + 1, dtype=r.dtype, device=r.device).repeat(B, 1, 1)
+        self.R = r.new_zeros(B, memory, memory)
+        self.used = torch.zeros_like(done, dtype=torch.int64)  # columns of each sample
+        self.j = 0
+
+    @property
+    def last(self) -> Tensor:
+        return self.V[:, self.j]
+
+    def extend(self, direction: Tensor, w: Tensor, rtol: Tensor) -> None:
+        """Take in M v of the last basis vector v, and w = A M v."""
+        j, V = self.j, self.V[:, : self.j + 1]
+        self.Z[:, j] = direction
+        length = w.norm(dim=1)
+        h = torch.zeros_like(V[:, :, 0])
+        for _ in range(2):
+            change = torch.einsum("bjd,bd->bj", V, w)
+            w = w - torch.einsum("bjd,bj->bd", V, change)
+            h = h + change
+        rest = w.norm(dim=1)
+        spent = ~self.done & (rest <= 10 * torch.finfo(w.dtype).eps * length)
+        rest = torch.where(spent, 0.0, rest)
+        self.V[:, j + 1] = w * torch.where(rest > 0, 1 / rest, 0.0)[:, None]
+        column = torch.einsum("bij,bj->bi", self.G[:, : j + 1, : j + 1], h)
+        pivot = torch.hypot(column[:, j], rest)
+        unit = torch.where(pivot > 0, pivot, 1.0)
+        c, s = (column[:, j] / unit)[:, None], (rest / unit)[:, None]
+        c = torch.where(pivot[:, None] > 0, c, 1.0)
+        upper, lower = self.G[:, j].clone(), self.G[:, j + 1].clone()
+        self.G[:, j], self.G[:, j + 1] = c * upper + s * lower, c * lower - s * upper
+        self.R[:, :j, j], self.R[:, j, j] = column[:, :j], pivot
+        self.used = torch.where(self.done, self.used, j + 1)
+        error = self.size * self.G[:, j + 1, 0].abs()
+        # A pivot of rounding size is a direction along which A does nothing.
+        singular = ~self.done & (pivot <= _rounding(w.dtype) * length.clamp_min(1.0))
+        spent = spent | singular
+        error = torch.where(singular, self.residual, error)
+        self.residual = torch.where(self.done, self.residual, error)
+        self.spent = self.spent | spent
+        self.done = self.done | spent | ~error.isfinite() | (error <= rtol)
+        self.j += 1
+
+    def finish(self) -> tuple[Tensor, Tensor, Block]:
+        """The step in the space, (B, D), the residual after it, and the directions."""
+        j = self.j
+        diagonal = self.R.diagonal(dim1=1, dim2=2)[:, :j].abs()
+        alive = diagonal > _rounding(diagonal.dtype) * diagonal.amax(1, keepdim=True)
+        alive &= torch.arange(j, device=alive.device) < self.used[:, None]
+        R = torch.where((alive[:, :, None] & alive[:, None, :]), self.R[:, :j, :j], 0.0)
+        R = R + torch.diag_embed((~alive).to(R.dtype))
+        target = torch.where(alive, self.size[:, None] * self.G[:, :j, 0], 0.0)
+        C = torch.where(alive[:, :, None], self.G[:, :j, : j + 1] @ self.V[:, : j + 1], 0.0)
+        Z = torch.where(alive[:, :, None], self.Z[:, :j], 0.0)
+        U = torch.linalg.solve_triangular(R.mT, Z, upper=False)
+        step = torch.einsum("bjd,bj->bd", U, target)
+        r = self.V[:, 0] * self.size[:, None] - torch.einsum("bjd,bj->bd", C, target)
+        return step, r, Block(U, C)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Relative size below which a pivot is 0 up to rounding."""
+    return 100 * torch.finfo(dtype).eps
+
+
+def _precondition(blocks: tuple[Block, ...], base: Matvec | None, v: Tensor) -> Tensor:
+    """M v, (B, D), with A M = I on the directions of the blocks, and M the base elsewhere."""
+    x = torch.zeros_like(v)
+    for U, C in reversed(blocks):
+        part = torch.einsum("bjd,bd->bj", C, v)
+        x = x + torch.einsum("bjd,bj->bd", U, part)
+        v = v - torch.einsum("bjd,bj->bd", C, part)
+    return x + (v if base is None else base(v))
+
+
+def _most_recent(blocks: tuple[Block, ...], memory: int) -> tuple[Block, ...]:
+    """The blocks without the oldest ones of samples that have more than `memory` directions."""
+    kept: tuple[Block, ...] = ()
+    total = torch.zeros(len(blocks[0].U), device=blocks[0].U.device)
+    for U, C in reversed(blocks):
+        total = total + (C != 0).any(2).sum(1)
+        within = total <= memory
+        if not bool(within.any()):
+            break
+        kept += keep_rows(within, (Block(U, C),))
+    return tuple(reversed(kept))
+
+
+def keep_rows(kept: Tensor, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The blocks with the directions of other samples set to zero; kept is (B,) bool."""
+    rows = kept[:, None, None]
+    return tuple(Block(*(torch.where(rows, x, 0.0) for x in block)) for block in blocks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,20 +12,28 @@ from typing_extensions import Unpack
 
 from fixpoint._validation import at_least
 from fixpoint.derivatives import Derivatives
+from fixpoint.solvers._rowwise import dot
 from fixpoint.solvers.base import IterativeOptions, IterativeSolver
-from fixpoint.solvers.gmres import gmres
+from fixpoint.solvers.gmres import Block, LinearResult, LinearSolution, gmres, keep_rows
 from fixpoint.solvers.line_search import LineSearchState, accept_or_backtrack
+
+Preconditioner = Callable[[Tensor, Tensor], Tensor]
+BASIS_BYTES = 2**22
+"""What the spaces of one sample may take by default."""
+MIN_MEMORY = 30
+"""Products of a cycle by default, however large a state is."""
 
 
 class NewtonState(NamedTuple):
     """The step being tried, and the forcing term and `LinearResult` of its linear solve, (B,).
 
-    linear_result is None with "direct".
+    linear_result is None with "direct", and blocks, the spaces of the last GMRES solve, empty.
     """
 
     trial: LineSearchState
     forcing: Tensor
     linear_result: Tensor | None = None
+    blocks: tuple[Block, ...] = ()
 
 
 class Newton(IterativeSolver):
@@ -34,18 +44,22 @@ class Newton(IterativeSolver):
     minimum of |phi(z) - z| that is no solution or at a singular I - J.
 
     Quadratic near a solution, whether or not phi is a contraction. An update costs D
-    vector-Jacobian products and a D x D factorisation with "direct" (D up to a few hundred), or
-    at most `memory` Jacobian-vector products with "gmres" (any D, phi must support forward-mode
-    differentiation).
+    vector-Jacobian products and a D x D factorization with "direct" (D up to a few hundred), or
+    Jacobian-vector products with "gmres" (any D). Where I - J is singular to rounding, "direct"
+    takes the step of least norm (with check_every=1). "gmres" restarts after `memory` products.
+    It starts from the spaces of the step before, on which I - J has changed little, or anew where
+    these do not serve: 4 * memory states.
 
     Args:
         linear: "direct" or "gmres".
-        memory: most products of one GMRES solve, and its basis vectors.
+        memory: most products of one cycle of GMRES, and directions kept. None: D, within 4 MiB a
+            sample, or 30.
+        preconditioner: of "gmres": (z, v) -> an estimate of (I - J)^-1 v, (B, D) each.
         options: see `IterativeSolver`.
 
     Source: Eisenstat and Walker (1996), Choosing the forcing terms in an inexact Newton method,
-        choice 2 with gamma = 0.9, alpha = 2; Dennis and Schnabel (1983), Numerical methods for
-        unconstrained optimization and nonlinear equations, algorithm A6.3.1.
+        choice 2 with gamma = 0.9, alpha = 2, at most 0.1; Dennis and Schnabel (1983), Numerical
+        methods for unconstrained optimization and nonlinear equations, algorithm A6.3.1.
 
     Example:
         >>> import torch
@@ -62,7 +76,8 @@ class Newton(IterativeSolver):
         self,
         *,
         linear: Literal["direct", "gmres"] = "direct",
-        memory: int = 30,
+        memory: int | None = None,
+        preconditioner: Preconditioner | None = None,
         **options: Unpack[IterativeOptions],
     ) -> None:
         super().__init__(**options)
@@ -70,7 +85,12 @@ class Newton(IterativeSolver):
             raise ValueError(f'linear must be "direct" or "gmres"; got {linear!r}')
         self.linear = linear
         self.unrollable = linear == "direct"
-        self.memory = at_least(1, memory=memory)
+        self.memory = memory if memory is None else at_least(1, memory=memory)
+        if preconditioner is not None and linear == "direct":
+            raise ValueError(
+                'a preconditioner needs linear="gmres"; a direct solve has no use of it'
+            )
+        self.preconditioner = preconditioner
 
     def update(  # type: ignore[override]
         self,
@@ -86,50 +106,108 @@ class Newton(IterativeSolver):
             trial, z, fz, may_sync=self.may_sync
         )
         forcing = _forcing(state, accepted, merit)
+        linear_result: Tensor | None = None
+        blocks: tuple[Block, ...] = ()
         if self.linear == "direct":
-            direction, linear_result = _direct(derivatives.jacobian(z), g), None
+            direction = _direct(derivatives.jacobian(z), g, may_sync=self.may_sync)
         else:
-            direction, linear_result = self._krylov(derivatives, z, g, forcing)
-        if trial is not None and not all_accepted:
-            direction = torch.where(accepted, direction, trial.direction)
+            rtol = torch.where(accepted[:, 0], forcing, torch.inf)  # the others have a direction
+            solution = self._krylov(derivatives, z, g, rtol, () if state is None else state.blocks)
+            direction, linear_result, blocks = solution.x, solution.result, solution.blocks
+        if state is not None and not all_accepted:
+            direction = torch.where(accepted, direction, state.trial.direction)
+            if linear_result is not None and state.linear_result is not None:
+                linear_result = torch.where(accepted[:, 0], linear_result, state.linear_result)
         new = (z + step_size * direction).to(z.dtype)
         new_trial = LineSearchState(z, g, merit, direction, step_size)
-        return new, NewtonState(new_trial, forcing, linear_result)
+        return new, NewtonState(new_trial, forcing, linear_result, blocks)
 
     def _krylov(
-        self, derivatives: Derivatives, z: Tensor, g: Tensor, rtol: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        solution = gmres(
+        self,
+        derivatives: Derivatives,
+        z: Tensor,
+        g: Tensor,
+        rtol: Tensor,
+        blocks: tuple[Block, ...],
+    ) -> LinearSolution:
+        within = max(BASIS_BYTES // max(4 * z.shape[1] * g.itemsize, 1), MIN_MEMORY)
+        given = self.preconditioner
+
+        def precondition(v: Tensor) -> Tensor:
+            assert given is not None
+            return given(z, v.to(z.dtype)).to(v.dtype)
+
+        solve = functools.partial(
+            gmres,
             lambda v: v - derivatives.jvp(z, v.to(z.dtype)).to(v.dtype),
             g,
-            rtol=rtol,
-            memory=self.memory,
+            memory=self.memory or within,
+            preconditioner=precondition if given else None,
         )
-        usable = solution.x.isfinite().all(1, keepdim=True)
-        return torch.where(usable, solution.x, g), solution.result
+        solution = solve(rtol=rtol, blocks=blocks)
+        unmet = solution.result != LinearResult.CONVERGED.value
+        if blocks and bool(unmet.any()):
+            anew = solve(rtol=torch.where(unmet, rtol, torch.inf))
+            better = unmet & (anew.residual < solution.residual)
+            solution = LinearSolution(
+                torch.where(better[:, None], anew.x, solution.x),
+                torch.where(better, anew.residual, solution.residual),
+                torch.where(better, anew.result, solution.result),
+                keep_rows(~better, solution.blocks) + keep_rows(better, anew.blocks),
+            )
+        # False where x is not finite, and where it lies along a null vector.
+        usable = dot(solution.x, solution.x) <= (100 * torch.finfo(g.dtype).eps) ** -2 * dot(g, g)
+        return solution._replace(x=torch.where(usable, solution.x, g))
 
     def extra_repr(self) -> str:
-        memory = f", memory={self.memory}" if self.linear == "gmres" else ""
+        memory = "" if self.memory is None else f", memory={self.memory}"
         return f"linear={self.linear!r}{memory}, {super().extra_repr()}"
 
 
-def _direct(J: Tensor, g: Tensor) -> Tensor:
-    """The solution of (I - J) s = g, (B, D); g itself where I - J is singular."""
-    dtype = torch.promote_types(g.dtype, torch.float32)
-    matrix = torch.eye(J.shape[1], dtype=dtype, device=J.device) - J.to(dtype)
-    s, info = torch.linalg.solve_ex(matrix, g.to(dtype).unsqueeze(2))
-    s = s.squeeze(2)
-    usable = (info == 0)[:, None] & s.isfinite().all(1, keepdim=True)
-    return torch.where(usable, s.to(g.dtype), g)
+def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> Tensor:
+    """The solution of (I - J) s = g, (B, D); where I - J is singular the one of least norm.
+
+    Where the host may not read whether a sample needs that, it is g.
+    """
+    D = J.shape[1]
+    A = torch.eye(D, dtype=g.dtype, device=J.device) - J.to(g.dtype)
+    # A second right side shows a null vector of A to which g happens to be orthogonal.
+    probe = torch.arange(1, D + 1, dtype=g.dtype, device=J.device).cos().expand_as(g)
+    s, info = torch.linalg.solve_ex(A, torch.stack((g, probe), 2))
+    s, probed = s[:, :, 0], s[:, :, 1]
+    eps = torch.finfo(g.dtype).eps
+    with torch.no_grad():
+        # A solution of size |g| / (eps |A|) or above lies along a null vector of A + O(eps).
+        size = torch.linalg.matrix_norm(A, keepdim=True)
+        bound = (100 * eps * size.squeeze(2)) ** -2
+        regular = (dot(s, s) <= bound * dot(g, g)) & (
+            dot(probed, probed) <= bound * dot(probe, probe)
+        )
+        regular &= (info == 0)[:, None]
+    if may_sync and bool(regular.all()):
+        return s
+    if s.requires_grad:
+        # Solved again without the samples left out, whose zero gradient would meet inf.
+        unit = torch.eye(D, dtype=g.dtype, device=J.device)
+        safe = torch.where(regular.unsqueeze(2), A, unit)
+        s = torch.linalg.solve_ex(safe, g.unsqueeze(2))[0].squeeze(2)
+    return torch.where(regular, s, _least_norm(A, g, eps**0.5 * size) if may_sync else g)
+
+
+def _least_norm(A: Tensor, g: Tensor, damping: Tensor) -> Tensor:
+    """s that minimizes |A s - g|^2 + damping^2 |s|^2, (B, D), by QR; damping is (B, 1, 1)."""
+    unit = torch.eye(A.shape[1], dtype=A.dtype, device=A.device)
+    damping = torch.where(damping > 0, damping, 1.0)
+    Q, R = torch.linalg.qr(torch.cat((A, damping * unit), 1))
+    right = Q[:, : A.shape[1]].mT @ g.unsqueeze(2)
+    return torch.linalg.solve_triangular(R, right, upper=True).squeeze(2)
 
 
 def _forcing(state: NewtonState | None, accepted: Tensor, merit: Tensor) -> Tensor:
     """Relative tolerance of the linear solve, (B,): tighter the faster |g| falls."""
     if state is None:
-        return torch.full_like(merit[:, 0], 0.5)
+        return torch.full_like(merit[:, 0], 0.01)
     with torch.no_grad():
         fall = (merit / state.trial.merit.clamp_min(torch.finfo(merit.dtype).tiny))[:, 0]
         chosen = 0.9 * fall
-        floor = 0.9 * state.forcing**2
-        chosen = torch.where(floor > 0.1, torch.maximum(chosen, floor), chosen)
-        return torch.where(accepted[:, 0], chosen.clamp(1e-8, 0.9), state.forcing)
+        return torch.where(accepted[:, 0], chosen.clamp(1e-8, 0.1), state.forcing)

@@ -1,0 +1,113 @@
+"""What is particular to Newton's method and to its Krylov solve."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from support.hard_problems import HARD, bratu
+
+from fixpoint import Newton, Result, solve
+from fixpoint.solvers.gmres import LinearResult, gmres
+
+TIGHT = {"rtol": 1e-10, "atol": 0.0}
+F64 = torch.float64
+
+
+def scipy_krylov_evaluations(phi, D):
+    calls = 0
+
+    def g(z):
+        nonlocal calls
+        calls += 1
+        z = torch.from_numpy(z)
+        return (phi(z) - z).numpy()
+
+    answer = scipy.optimize.root(g, np.zeros(D), method="krylov", options={"fatol": 1e-10})
+    assert answer.success
+    return calls
+
+
+@pytest.mark.parametrize(("D", "scipy_count"), [(50, 103), (100, 166), (200, 239), (400, 397)])
+def test_bratu_takes_no_more_than_scipy_krylov(D, scipy_count):
+    phi = bratu(3.0)
+    solution = solve(phi, torch.zeros(1, D, dtype=F64), Newton(linear="gmres", **TIGHT))
+    assert solution.converged.all()
+    assert solution.evaluations + solution.products <= scipy_count
+
+
+def test_the_counts_of_scipy_krylov():
+    assert 0.8 * 166 <= scipy_krylov_evaluations(bratu(3.0), 100) <= 1.5 * 166
+
+
+@pytest.mark.parametrize("memory", [5, 30])
+def test_a_restart_loses_nothing(memory):
+    """The directions of all cycles together need as many products as one full Krylov space."""
+    phi, z0 = bratu(3.0), torch.zeros(1, 100, dtype=F64)
+    few, full = (
+        solve(phi, z0, Newton(linear="gmres", memory=m, max_iter=200, **TIGHT))
+        for m in (memory, 100)
+    )
+    assert few.converged.all()
+    if memory == 30:
+        assert few.products <= 8 * full.products
+
+
+def test_gmres_solves_each_sample_to_its_tolerance():
+    generator = torch.Generator().manual_seed(0)
+    A = torch.randn(3, 40, 40, generator=generator, dtype=F64) / 40**0.5
+    A = torch.eye(40, dtype=F64) - 0.8 * A
+    b = torch.randn(3, 40, generator=generator, dtype=F64)
+    rtol = torch.tensor([1e-2, 1e-6, 1e-12], dtype=F64)
+
+    def matvec(v):
+        return torch.einsum("bij,bj->bi", A, v)
+
+    for memory in (10, 40):
+        solution = gmres(matvec, b, rtol=rtol, memory=memory)
+        exact = (b - matvec(solution.x)).norm(dim=1) / b.norm(dim=1)
+        assert (exact <= 1.01 * rtol).all()
+        assert torch.allclose(exact, solution.residual, rtol=1e-2, atol=1e-13)
+        assert (solution.result == LinearResult.CONVERGED).all()
+        alone = gmres(lambda v: v @ A[1].mT, b[1:2], rtol=rtol[1:2], memory=memory)
+        assert torch.allclose(alone.x[0], solution.x[1], rtol=1e-9, atol=1e-12)
+        again = gmres(matvec, b, rtol=rtol, memory=40, blocks=solution.blocks)
+        assert (again.residual <= rtol).all()
+        if memory == 40:
+            assert again.blocks[-1].U.shape[1] == 1  # one product: A M = I on the space of b
+
+
+def test_a_preconditioner_replaces_products():
+    phi, z0 = bratu(3.0), torch.zeros(1, 100, dtype=F64)
+    J = torch.diag(torch.full((99,), 0.5, dtype=F64), 1)
+    inverse = torch.linalg.inv(torch.eye(100, dtype=F64) - J - J.mT)
+    solver = Newton(linear="gmres", preconditioner=lambda z, v: v @ inverse, **TIGHT)
+    solution = solve(phi, z0, solver)
+    assert solution.converged.all()
+    assert solution.products <= 20
+    with pytest.raises(ValueError, match='preconditioner needs linear="gmres"'):
+        Newton(preconditioner=lambda z, v: v)
+
+
+def test_singular_systems_take_the_step_of_least_norm():
+    """z <- M z + b with an eigenvalue of M that is 1 up to rounding."""
+    Q = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(1), dtype=F64))[0]
+    M = Q @ torch.diag(torch.tensor([0.3, 0.5, 0.7, 1.0], dtype=F64)) @ Q.mT
+    b = torch.ones(1, 4, dtype=F64)
+    none = solve(lambda z: z @ M + b, torch.zeros(1, 4, dtype=F64), Newton())
+    assert none.result.item() != Result.CONVERGED
+    assert none.z.abs().max() < 1e3
+    # Without its part along the null vector b has a solution, the nearest to z0 by least norm.
+    b = b - (b @ Q[:, 3:]) * Q[:, 3]
+    some = solve(lambda z: z @ M + b, torch.zeros(1, 4, dtype=F64), Newton(**TIGHT))
+    nearest = b @ torch.linalg.pinv(torch.eye(4, dtype=F64) - M, rtol=1e-10)
+    assert some.converged.all()
+    assert torch.allclose(some.z, nearest, rtol=1e-6, atol=1e-6)
+
+
+def test_newton_writes_nothing_on_itself():
+    problem = next(p for p in HARD if p.name == "bratu_d50")
+    solver = Newton(linear="gmres", **TIGHT)
+    before = dict(vars(solver))
+    _, state = solver.run_with_state(problem.phi, problem.z0)
+    assert vars(solver) == before
+    assert state.linear_result.tolist() == [LinearResult.CONVERGED]
