@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "Train one model as a recipe says.",
     "compare": "Train models with each solver and backward; compare accuracy, time, convergence.",
     "diagnose": "Say in plain sentences, and draw, whether a trained model converges on its data.",
+    "export": "Write a trained network as a C program without dependencies, or as an ONNX graph.",
     "report": "Write one self-contained page of finished runs; also tables as LaTeX and CSV.",
     "reproduce": "Run the recipes of a table of the paper, and print ours beside the paper's.",
     "figures": "Draw the figures of the ERNN paper, and of its analysis, from new short runs.",

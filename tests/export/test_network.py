@@ -1,0 +1,109 @@
+"""A network read from a run computes what the model computes."""
+
+import pytest
+import torch
+from fixpoint.training.commands.train import train_recipe
+from support.random_runs import MODELS, NORMALIZATIONS, random_network, random_run
+
+from fixpoint.export import read_network
+from fixpoint.export.layers import read_layer
+from fixpoint.models import ERNN, FastRNN
+from fixpoint.training import Recipe
+
+
+def reference(run):
+    with torch.no_grad():
+        return run.model(run.data.inputs(run.data.x_test[::8]))
+
+
+def close(given, expected):
+    torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+def test_scores_are_those_of_the_model(options, windows):
+    plain = {name: value for name, value in options.items() if name != "fold"}
+    close(random_network(**options).scores(windows), reference(random_run(**plain)))
+
+
+@pytest.mark.parametrize("normalize", NORMALIZATIONS)
+def test_windows_are_in_the_units_of_the_sensor(normalize, windows):
+    run = random_run(normalize=normalize)
+    close(read_network(run).scores(windows), reference(run))
+
+
+def test_training_with_rotations_has_the_same_normalization(windows):
+    plain, rotated = (random_run(normalize="column", rotate=r) for r in (0.0, 30.0))
+    close(read_network(rotated).scores(windows), read_network(plain).scores(windows))
+
+
+def test_folding_saves_what_it_can():
+    run = random_run(model="ernn", rank=2)
+    folded, factors = (read_network(run, fold=fold).recurrence for fold in (True, False))
+    assert set(folded.matrices) == {"V", "W"}
+    assert set(factors.matrices) == {"V", "W", "U1", "U2"}
+    # 12 x 12, 12 x 9, the factors of U, and two products a unit for the update
+    assert folded.multiplications == 144 + 108 + 24
+    assert factors.multiplications == 144 + 108 + 48 + 24
+
+
+def test_a_matrix_of_low_rank_is_folded_where_that_is_smaller():
+    assert set(read_layer(FastRNN(9, 12, rank=6), 5, fold=True).matrices) == {"V", "W"}
+    assert set(read_layer(FastRNN(9, 12, rank=2), 5, fold=True).matrices) == {
+        *("V1", "V2", "W1", "W2")
+    }
+
+
+def test_a_shared_eta_has_one_row():
+    assert read_layer(ERNN(3, 4, max_iter=2), 7, fold=True).gain.shape == (1, 2)
+    assert read_layer(ERNN(3, 4, timesteps=7), 7, fold=True).gain.shape == (7, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "lstm"}, "LSTM has no device program; possible are ERNN .*FastRNN, FastGRNN"),
+        ({"model": "gru"}, "GRU has no device program; possible are"),
+        ({"model": "ugrnn"}, "UGRNN has no device program; possible are"),
+        (
+            {"model": "ernn", "solver": "anderson"},
+            "Anderson solves to a tolerance.*train with --solver inexact-newton",
+        ),
+        (
+            {"model": "ernn", "cell": "self-feedback", "max_iter": 2},
+            "SelfFeedbackMap with max_iter=2 has no device program",
+        ),
+    ],
+)
+def test_other_models_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        random_network(**options)
+
+
+@pytest.mark.parametrize("options", [{"num_layers": 2}, {"bidirectional": True}])
+def test_several_layers_or_directions_are_refused(options):
+    with pytest.raises(ValueError, match=r"layers and . directions; possible are"):
+        read_layer(ERNN(3, 4, **options), 7, fold=True)
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory):
+    """Folder of a run of 2 epochs, stopped after the first."""
+    out = tmp_path_factory.mktemp("runs")
+    recipe = Recipe().changed(model="rnn", hidden=4, epochs=2)
+
+    def stop(epoch):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_recipe(recipe, out, stop)
+    return out / recipe.key
+
+
+def test_an_unfinished_run_is_refused(unfinished):
+    with pytest.raises(ValueError, match=r"not finished, it has 1 of 2 epochs: run `fixpoint"):
+        read_network(unfinished)
+
+
+def test_a_checkpoint_of_an_unfinished_run_is_exported(unfinished):
+    assert read_network(unfinished / "epoch-0001").hidden_size == 4

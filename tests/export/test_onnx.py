@@ -1,0 +1,49 @@
+"""ONNX graphs of a window and of one step give the scores of torch."""
+
+import pytest
+import torch
+from support.random_runs import MODELS, random_network
+
+from fixpoint.export.onnx import onnx_scores, write_onnx
+
+pytest.importorskip("onnxruntime", reason="needs onnxruntime (extra onnx)")
+pytest.importorskip("onnxscript", reason="needs onnxscript (extra onnx)")
+
+FEW = ("ernn K=2 tanh", "fastgrnn", "rnn")
+
+
+def close(given, expected):
+    torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("model", [*FEW, "self-feedback"])
+def test_scores_are_those_of_torch_for_any_batch(model, streaming, windows, tmp_path):
+    network = random_network(normalize="column", **MODELS[model])
+    write_onnx(network, tmp_path / "graph.onnx", streaming=streaming)
+    for count in (1, 5):
+        given = onnx_scores(tmp_path / "graph.onnx", windows[:count])
+        close(given, network.scores(windows[:count]))
+
+
+def test_a_step_without_a_time_index(windows, tmp_path):
+    network = random_network(model="fastrnn", normalize="asinh")
+    write_onnx(network, tmp_path / "graph.onnx", streaming=True)
+    close(onnx_scores(tmp_path / "graph.onnx", windows[:3]), network.scores(windows[:3]))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_sample_that_is_not_finite_spoils_its_own_window(value, windows, tmp_path):
+    network = random_network(model="ernn")
+    write_onnx(network, tmp_path / "graph.onnx")
+    spoiled = windows[:3].clone()
+    spoiled[1, 7, 2] = value
+    given = onnx_scores(tmp_path / "graph.onnx", spoiled)
+    assert given[1].isnan().all()
+    close(given[[0, 2]], network.scores(windows[[0, 2]]))
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"needs onnx and onnxscript: install the extra"):
+        write_onnx(random_network(), tmp_path / "graph.onnx")

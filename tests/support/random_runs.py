@@ -1,0 +1,47 @@
+"""Runs whose weights are drawn at random, large enough that no state is near 0."""
+
+from pathlib import Path
+
+import torch
+
+from fixpoint.export import read_network
+from fixpoint.training import Recipe, Trained, make_model, prepare
+
+STRICT = ("-std=c99", "-O1", "-Wall", "-Wextra", "-Werror", "-pedantic")
+SANITIZED = (*STRICT, "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+MODELS = {
+    "ernn": {"model": "ernn", "rank": 2},
+    "ernn in factors": {"model": "ernn", "rank": 2, "fold": False},
+    "ernn K=2 tanh": {"model": "ernn", "max_iter": 2, "nonlinearity": "tanh", "eta": 0.3},
+    "ernn K=2 full U": {"model": "ernn", "max_iter": 2, "eta": 0.1, "fold": False},
+    "fastrnn": {"model": "fastrnn"},
+    "fastrnn of rank 2": {"model": "fastrnn", "rank": 2},
+    "fastgrnn": {"model": "fastgrnn"},
+    "fastgrnn of rank 2": {"model": "fastgrnn", "rank": 2, "nonlinearity": "relu"},
+    "rnn": {"model": "rnn"},
+    "self-feedback": {"model": "ernn", "cell": "self-feedback", "eta": -0.02},
+}
+NORMALIZATIONS = ("column", "channel", "asinh", "none")
+
+
+def random_run(*, seed=0, normalize="asinh", **options):
+    """A run on the bundled windows with random weights, not trained."""
+    recipe = Recipe().changed(normalize=normalize, **{"hidden": 12, **options})
+    data = prepare(recipe).data
+    torch.manual_seed(seed)
+    model = make_model(recipe.model, data).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("eta"):
+                parameter.mul_(torch.rand_like(parameter) + 0.5)
+            elif name.endswith((".b", "b_z", "b_h")) or "bias" in name:
+                parameter.normal_(std=0.3)
+            elif parameter.dim() == 2:
+                parameter.mul_(2.0)
+    return Trained(recipe, data, model, Path("none"), Path("none"))
+
+
+def random_network(*, fold=True, **options):
+    """The network of a run with random weights."""
+    return read_network(random_run(**options), fold=fold)
