@@ -36,9 +36,9 @@ def folds(subjects: Tensor, count: int) -> list[Tensor]:
 def hold_out(data: Dataset, subjects: Tensor) -> Dataset:
     """The data with the windows of some training subjects in the place of the test part."""
     assert data.groups_train is not None
-    held = torch.isin(data.groups_train, subjects)
-    parts = {f"{key}_test": getattr(data, f"{key}_train")[held] for key in ("x", "y", "groups")}
-    return replace(take(data, "train", ~held), **parts)
+    mask = torch.isin(data.groups_train, subjects)
+    parts = {f"{key}_test": getattr(data, f"{key}_train")[mask] for key in ("x", "y", "groups")}
+    return replace(take(data, "train", ~mask), **parts)
 
 
 def wrong(recipe: Recipe, data: Dataset) -> Tensor:

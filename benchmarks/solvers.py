@@ -191,9 +191,9 @@ def broyden_memory(problem: Problem) -> None:
         _, state = solver.run_with_state(problem.phi, torch.zeros_like(problem.x))
     numbers = sum(part.numel() for pair in state.factors for part in pair)
     numbers += sum(part.numel() for part in state.trial)
-    share = numbers / (rank * problem.x.numel())
+    fraction = numbers / (rank * problem.x.numel())
     console.print(
-        f"  Broyden at rank {rank} holds {share:.2f} x rank x B x D numbers, "
+        f"  Broyden at rank {rank} holds {fraction:.2f} x rank x B x D numbers, "
         f"{4 * numbers / 2**20:.1f} MiB"
     )
 

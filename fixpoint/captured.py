@@ -17,7 +17,7 @@ def captured_tensors(phi: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor
     """phi(z) and the tensors other than z that its gradient leads to: parameters, inputs.
 
     They are seen as arguments of the operations inside phi, which no other operation inside phi
-    made. A walk through the graph then makes sure: what it meets beyond them, down to the
+    made. A walk through the graph then makes sure: what it finds beyond them, down to the
     leaves, is added.
     """
     seen = _Arguments()

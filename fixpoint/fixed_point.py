@@ -35,7 +35,7 @@ def solve(
 
     Raises:
         ValueError: the solver's name is unknown, or phi returns another structure or shape.
-        TypeError: z0 is no tree of floating-point tensors, or phi returns another dtype.
+        TypeError: z0 is not a tree of floating-point tensors, or phi returns another dtype.
 
     Example:
         >>> import torch

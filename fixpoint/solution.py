@@ -63,7 +63,7 @@ STALL_TEXT: dict[Stall, str] = {
     Stall.NO_PROGRESS: RESULT_TEXT[Result.STALLED],
     Stall.STEP_REFUSED: (
         "no step along the last direction lowers the residual: a local minimum of |phi(z) - z| "
-        "that is no solution, or a singular I - J; start elsewhere, or try another solver"
+        "that is not a solution, or a singular I - J; start elsewhere, or try another solver"
     ),
     Stall.GAVE_UP: (
         "the external solver ended before max_iter without meeting the tolerance: start "

@@ -32,7 +32,7 @@ def refuse_learned_eta(solver: Solver, backward: str) -> None:
 
 
 def tracked_updates(solution: Solution, solver: Solver, phi: MatrixMap, t: int | None) -> Solution:
-    """The solution with the gradient of `solver`'s updates made from it; its value stays."""
+    """The solution with the gradient of `solver`'s updates made from it; its value is unchanged."""
     moved = solver.run(phi, solution.z, t).z
     lost = (solution.result == Result.NONFINITE)[:, None]
     z = torch.where(lost, solution.z, solution.z + (moved - moved.detach()))

@@ -17,7 +17,7 @@ class Phantom(Backward):
 
     It is the Neumann series of (I - J)^-1 cut after `steps` terms; steps = 1 is Jacobian-free
     backpropagation. Biased, unless J is small; choose it where a descent direction is enough.
-    The value of z stays z*.
+    The value of z remains z*.
 
     Args:
         steps: number of updates.

@@ -115,7 +115,7 @@ class DiagonalJacobian(SequenceJacobian):
             for n <= 32, and 4 sign vectors above.
         clip: entries are kept within [-clip, clip], so that the scan does not grow; None leaves
             them.
-        trust_region: strength (ELK) with which an update stays near the iterate; 0 is off.
+        trust_region: strength (ELK) that keeps an update near the iterate; 0 is off.
 
     Source: Gonzalez et al. (2024), Towards scalable and stable parallelization of nonlinear RNNs.
     """

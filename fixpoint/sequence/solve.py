@@ -61,7 +61,7 @@ def solve_sequence(
             nothing measured.
         max_iter: most updates of a sample.
         window: most time steps that are solved at once, one window after the other: memory and
-            iterations stay bounded for any T. None takes all.
+            iterations remain bounded for any T. None takes all.
         start: states to start from, (T, B, n), as those of an earlier call; h0 if not given.
         adjoint: how the gradient's recurrence is solved; keeps its `Solution`.
         fallback: None leaves samples that fail at their last iterate, with a result that says so.

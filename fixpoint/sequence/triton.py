@@ -57,8 +57,8 @@ def _chunk_ends(  # type: ignore[no-untyped-def]
     state = tl.zeros((BLOCK,), tl.float32)
     for i in range(CHUNK):
         t = chunk * CHUNK + (CHUNK - 1 - i if REVERSE else i)
-        factor, drive = _step(a, r, t, T, columns, column, inside, REVERSE)
-        state = factor * state + drive
+        factor, offset = _step(a, r, t, T, columns, column, inside, REVERSE)
+        state = factor * state + offset
         product *= factor
     tl.store(carry + chunk * columns + column, product, mask=inside)
     tl.store(carry + (chunks + chunk) * columns + column, state, mask=inside)
@@ -101,16 +101,16 @@ def _chunk_states(  # type: ignore[no-untyped-def]
     state = tl.load(carry + (2 * chunks + chunk) * columns + column, mask=inside, other=0.0)
     for i in range(CHUNK):
         t = chunk * CHUNK + (CHUNK - 1 - i if REVERSE else i)
-        factor, drive = _step(a, r, t, T, columns, column, inside, REVERSE)
-        state = factor * state + drive
+        factor, offset = _step(a, r, t, T, columns, column, inside, REVERSE)
+        state = factor * state + offset
         place = delta + t * columns + column
         tl.store(place, state.to(delta.dtype.element_ty), mask=inside & (t < T))
 
 
 @triton.jit
 def _step(a, r, t, T, columns, column, inside, REVERSE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The factor and the drive of step t: 1 and 0 behind the end, so that the state passes."""
+    """The factor and the offset of step t: 1 and 0 behind the end, so that the state passes."""
     source = t + 1 if REVERSE else t
-    drive = tl.load(r + t * columns + column, mask=inside & (t < T), other=0.0)
+    offset = tl.load(r + t * columns + column, mask=inside & (t < T), other=0.0)
     factor = tl.load(a + source * columns + column, mask=inside & (source < T), other=1.0)
-    return factor.to(tl.float32), drive.to(tl.float32)
+    return factor.to(tl.float32), offset.to(tl.float32)

@@ -18,7 +18,7 @@ class Summary(NamedTuple):
     """What the host reads of an update after which all samples are finite.
 
     improved: the residual of each unsolved sample is its smallest so far.
-    some_converged: a sample meets its tolerance.
+    some_converged: a sample reaches its tolerance.
     done: no active sample is above its tolerance.
     """
 

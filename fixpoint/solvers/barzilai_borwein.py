@@ -27,7 +27,7 @@ class BarzilaiBorwein(IterativeSolver):
     With s and y the changes of z and g, I + eta g' is smallest along s for
     "long": eta = -(s . s) / (s . y), and "short": eta = -(s . y) / (y . y). "alternate" takes
     them by turns. A step that is not finite, or outside [1 / bound, bound] in size, is replaced
-    by the nearest that is; a negative one stays negative.
+    by the nearest that is; a negative one remains negative.
 
     The step length that the ERNN paper names as its inspiration. Good where J is symmetric; for
     other J `Anderson` is the safer choice. It stores 2 states.
@@ -72,7 +72,7 @@ class BarzilaiBorwein(IterativeSolver):
             sy = dot(s, y)
             long = self.step == "long" or (self.step == "alternate" and k % 2 == 1)
             above, below = (dot(s, s), sy) if long else (sy, dot(y, y))
-            # The inner `where` keeps 0 / 0 out of the gradient; a sample at rest stays at rest.
+            # The inner `where` keeps 0 / 0 out of the gradient; a sample at rest remains at rest.
             defined = (below != 0) & (above.abs() + below.abs() < torch.inf)
             eta = -above / torch.where(defined, below, 1.0)
             size = eta.abs().clamp(1 / self.bound, self.bound)

@@ -127,7 +127,7 @@ class Solver(nn.Module):
             z: start.
             t: time index, for solvers with steps of their own at each time.
             track_from: under grad mode the updates from this number on are differentiable.
-            derivatives: those of phi, where the caller knows a better way than differentiating
+            derivatives: those of phi, where the caller has a better way than differentiating
                 it.
         """
         raise NotImplementedError

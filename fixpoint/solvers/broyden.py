@@ -56,16 +56,16 @@ class Broyden(IterativeSolver):
 
     H = (I + u_m s_m^T) ... (I + u_1 s_1^T)(-I), with s the last step and
     u = (s - q) / (s . q), q = H y, y the change of g. Where |s . q| < 0.1 |s|^2 the update is
-    damped towards H, so that H stays regular; directions are cut to |g| / sqrt(eps), and to four
+    damped towards H, so that H remains regular; directions are cut to |g| / sqrt(eps), and to four
     times the last step. After
-    `memory` factors the last half of the secant pairs is kept, and H built anew from them.
+    `memory` factors the last half of the secant pairs is kept, and H is rebuilt from them.
 
     A step to where phi is not finite, or |g| more than (1 + growth / k) times the largest of the
     last five accepted steps, is taken back, each sample by itself. Unless |g| grew by more than
     100, H is updated by that step too, and the next one is at most half as long; else the same
     direction is tried with a shorter step.
 
-    Superlinear near a solution, also where phi is no contraction. It stores 2 * memory + 4
+    Superlinear near a solution, also where phi is not a contraction. It stores 2 * memory + 4
     states.
 
     Args:

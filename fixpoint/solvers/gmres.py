@@ -18,7 +18,7 @@ class LinearResult(IntEnum):
 
     CONVERGED = 0
     MAX_ITER = 1
-    STAGNATED = 2  # the residual stayed within 1 % of its start over the whole solve
+    STAGNATED = 2  # the residual remained within 1 % of its start over the whole solve
     BREAKDOWN = 3  # the Krylov space is exhausted, and the system singular on it
     NONFINITE = 4
 

@@ -21,7 +21,7 @@ class InexactNewton(IterativeSolver):
 
     With `rtol = atol = 0`, the default, exactly `max_iter` updates are made. Few small steps
     (K = 1 or 2, eta near 0.01) do not reach an equilibrium: the state then integrates over time
-    like a leaky RNN. Choose another solver where the equilibrium itself is wanted.
+    like a leaky RNN. Choose another solver where the equilibrium itself is needed.
 
     Args:
         max_iter: number of updates K.

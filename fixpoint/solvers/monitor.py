@@ -55,7 +55,7 @@ class ConvergenceMonitor:
         self.nonfinite = torch.zeros_like(self.active)
         self.stagnated = self.nonfinite  # samples that refuse every step
         self.some_stagnated = False
-        # What the host knows: whether some sample may be non-finite, and whether all are active.
+        # Known on the host: whether some sample may be non-finite, and whether all are active.
         self.masking = options.check_every > 1
         self.all_active = options.check_every == 1
         self.has_fast_path = options.may_sync and len(z) > 0

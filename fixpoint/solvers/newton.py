@@ -41,13 +41,13 @@ class Newton(IterativeSolver):
 
     A step that leaves the domain of phi or does not lower |phi(z) - z| is taken back and
     shortened, each sample by itself; a sample whose steps are all refused is STALLED, at a
-    minimum of |phi(z) - z| that is no solution or at a singular I - J.
+    minimum of |phi(z) - z| that is not a solution or at a singular I - J.
 
     Quadratic near a solution, whether or not phi is a contraction. An update costs D
     vector-Jacobian products and a D x D factorization with "direct" (D up to a few hundred), or
     Jacobian-vector products with "gmres" (any D). Where I - J is singular to rounding, "direct"
     takes the step of least norm (with check_every=1). "gmres" restarts after `memory` products.
-    It starts from the spaces of the step before, on which I - J has changed little, or anew where
+    It starts from the spaces of the step before, on which I - J has changed little, or from none if
     these do not serve: 4 * memory states.
 
     Args:
@@ -147,13 +147,13 @@ class Newton(IterativeSolver):
         solution = solve(rtol=rtol, blocks=blocks)
         unmet = solution.result != LinearResult.CONVERGED.value
         if blocks and bool(unmet.any()):
-            anew = solve(rtol=torch.where(unmet, rtol, torch.inf))
-            better = unmet & (anew.residual < solution.residual)
+            second = solve(rtol=torch.where(unmet, rtol, torch.inf))
+            better = unmet & (second.residual < solution.residual)
             solution = LinearSolution(
-                torch.where(better[:, None], anew.x, solution.x),
-                torch.where(better, anew.residual, solution.residual),
-                torch.where(better, anew.result, solution.result),
-                keep_rows(~better, solution.blocks) + keep_rows(better, anew.blocks),
+                torch.where(better[:, None], second.x, solution.x),
+                torch.where(better, second.residual, solution.residual),
+                torch.where(better, second.result, solution.result),
+                keep_rows(~better, solution.blocks) + keep_rows(better, second.blocks),
             )
         # False where x is not finite, and where it lies along a null vector.
         usable = dot(solution.x, solution.x) <= (100 * torch.finfo(g.dtype).eps) ** -2 * dot(g, g)

@@ -487,7 +487,7 @@ def test_copies_and_round_trips():
         assert layer.double()(torch.cos, torch.zeros(1, 1).double(), t=0).z.dtype == torch.float64
 
 
-def test_a_nan_cotangent_stays_in_its_row():
+def test_a_nan_cotangent_remains_in_its_row():
     x = torch.ones(2, 1, requires_grad=True)
     layer = FixedPoint(Anderson(), Implicit(on_failure="ignore"))
     z = layer(lambda z: 0.5 * z + x, torch.zeros(2, 1)).z

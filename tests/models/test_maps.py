@@ -85,8 +85,8 @@ def test_jordan_recurrence(rank, make_ready):
     w = reference.weights(cell)
     mixed = np.eye(5) + w["U"]
     assert_rounding(A, torch.from_numpy(mixed @ w["V"]))
-    drive = np.einsum("nd,tbd->tbn", w["W"], x.numpy()) + w["b"]
-    assert_rounding(u, torch.from_numpy(np.einsum("mn,tbn->tbm", mixed, drive)))
+    project = np.einsum("nd,tbd->tbn", w["W"], x.numpy()) + w["b"]
+    assert_rounding(u, torch.from_numpy(np.einsum("mn,tbn->tbm", mixed, project)))
     expected = expected_phi("jordan", cell, h, torch.zeros_like(h), x[3])
     assert_rounding(torch.relu(h @ A.mT + u[3]), expected)
 
@@ -142,7 +142,7 @@ def test_bound_holds_in_training(kind):
 
 
 @pytest.mark.parametrize("kind", [SelfFeedbackMap, LinearMap])
-def test_bound_holds_in_evaluation_after_any_optimiser_step(kind):
+def test_bound_holds_in_evaluation_after_any_optimizer_step(kind):
     for steps in (1, 5, 20):
         cell, _ = train_bounded(kind, steps)
         assert norm_of_U(cell.eval()) <= 0.8 * (1 + 1e-3)
@@ -276,8 +276,8 @@ def test_jordan_follows_the_inner_iterate(K, make_ready):
             h = h_prev
             for _ in range(K):
                 seen = h if inner else h_prev
-                drive = w["V"] @ seen + w["W"] @ x_t + w["b"]
-                h = h + 0.5 * (np.tanh((np.eye(5) + w["U"]) @ drive) - h)
+                project = w["V"] @ seen + w["W"] @ x_t + w["b"]
+                h = h + 0.5 * (np.tanh((np.eye(5) + w["U"]) @ project) - h)
             states.append(h)
             h_prev = h
     output = layer(x)[0].detach()

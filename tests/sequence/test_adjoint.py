@@ -154,7 +154,7 @@ def test_tiny_and_huge_cotangents():
         torch.testing.assert_close(grad / size, one, rtol=1e-4, atol=1e-6)
 
 
-def test_memory_of_a_training_loop_stays_flat():
+def test_memory_of_a_training_loop_remains_flat():
     import gc
     import weakref
 

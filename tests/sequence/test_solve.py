@@ -153,7 +153,7 @@ def test_a_chaotic_recurrence_falls_back_and_says_so(jacobian):
         kept.check()
 
 
-def test_a_sample_that_is_not_finite_stays_so_from_there_on():
+def test_a_sample_that_is_not_finite_remains_so_from_there_on():
     f, A, decay = leaky(n)
     x, h0 = inputs(40, B, n)
     clean = solve_sequence(f, x, h0, decay=decay)

@@ -76,7 +76,7 @@ def test_a_full_memory_keeps_its_last_half(memory):
     assert torch.allclose(Hy, s, rtol=1e-8, atol=1e-10)
 
 
-def test_the_default_memory_stays_within_its_bytes():
+def test_the_default_memory_remains_within_its_bytes():
     assert Broyden(max_iter=1000)._most_factors(torch.zeros(2, 1)) == 20
     assert Broyden(max_iter=1000)._most_factors(torch.zeros(2, 50)) == 300
     assert Broyden(max_iter=30)._most_factors(torch.zeros(2, 50)) == 30

@@ -54,7 +54,7 @@ def test_a_contraction_is_solved_to_1e_12(build, problem):
 
 
 @pytest.mark.parametrize("problem", CONTRACTIONS, ids=lambda p: p.name)
-def test_float32_reaches_1e_5_and_stays_float32(build, problem):
+def test_float32_reaches_1e_5_and_remains_float32(build, problem):
     z0 = problem.z0.float()
     solution = solve(problem.phi, z0, build(max_iter=BUDGET, rtol=1e-5, atol=1e-5))
     assert solution.z.dtype == torch.float32
@@ -147,7 +147,7 @@ def test_converging_at_the_last_allowed_update_counts(build, tanh_layer):
     assert not solve(phi, z0, build(rtol=1e-8, max_iter=needed - 1)).converged.all()
 
 
-def test_a_start_that_is_solved_stays(build):
+def test_a_start_that_is_solved_is_unchanged(build):
     solution = solve(lambda z: z.clone(), torch.zeros(3, 2), build(rtol=1e-6, atol=0.0))
     assert solution.converged.all()
     assert (solution.iterations == 0).all()
@@ -323,7 +323,7 @@ def test_not_one_bit_depends_on_batch_mates(build, mate):
     assert torch.equal(calm.trace.residual[:common, :4], other.trace.residual[:common, :4])
 
 
-def test_a_relative_tolerance_at_zero_is_never_met_by_a_state_that_moves(build):
+def test_a_relative_tolerance_at_zero_is_never_reached_by_a_state_that_moves(build):
     solution = solve(
         torch.zeros_like, torch.full((1, 2), 10.0), build(rtol=1e-3, max_iter=0, atol=0)
     )

@@ -73,7 +73,7 @@ def test_minpack_solves_what_plain_iteration_does_not(method, name):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_float32_reaches_1e_5_and_stays_float32(method):
+def test_float32_reaches_1e_5_and_remains_float32(method):
     for name in EASY:
         if (method, name) == ("krylov", "kepler"):
             continue  # needs some 200 evaluations in double precision and stalls in single

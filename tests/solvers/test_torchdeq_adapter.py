@@ -192,7 +192,7 @@ def test_nothing_to_do_without_tolerance(name):
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_a_start_that_is_solved_stays(name):
+def test_a_start_that_is_solved_is_unchanged(name):
     solution = solve(lambda z: z.clone(), torch.zeros(3, 2), TorchDEQSolver(name))
     assert solution.converged.all()
     assert (solution.iterations == 0).all()
@@ -553,7 +553,7 @@ def test_states_are_lists():
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_nan_row_inside_torchdeq_stays_alone(name):
+def test_a_nan_row_inside_torchdeq_remains_alone(name):
     register_torchdeq()
     shift = torch.tensor([[1.0], [math.nan], [2.0]], dtype=torch.float64, requires_grad=True)
     deq = torchdeq.get_deq(

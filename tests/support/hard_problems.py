@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from support.problems import Map, Numbers, Problem, bratu_2d, neighbours, vector
+from support.problems import Map, Numbers, Problem, bratu_2d, neighbors, vector
 
 HARD: list[Problem] = []
 STIFF: list[Problem] = []
@@ -171,7 +171,7 @@ def bratu(lam: float) -> Map:
     """Jacobi's iteration for -u'' = lam exp(u), u(0) = u(1) = 0, on D interior points."""
 
     def phi(u: Tensor) -> Tensor:
-        left, right = neighbours(u)
+        left, right = neighbors(u)
         return (left + right) / 2 + lam / (u.shape[-1] + 1) ** 2 / 2 * torch.exp(u)
 
     return phi

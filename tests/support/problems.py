@@ -137,7 +137,7 @@ def indices(n: int, z: Tensor) -> Tensor:
     return torch.arange(1, n + 1, dtype=z.dtype, device=z.device)
 
 
-def neighbours(z: Tensor) -> tuple[Tensor, Tensor]:
+def neighbors(z: Tensor) -> tuple[Tensor, Tensor]:
     """z_{i-1} and z_{i+1} along the last axis, zero beyond both ends."""
     zero = torch.zeros_like(z[..., :1])
     return torch.cat([zero, z[..., :-1]], -1), torch.cat([z[..., 1:], zero], -1)
@@ -441,7 +441,7 @@ def bratu_1d(lam: float, n: int) -> Map:
     h = 1 / (n + 1)
 
     def phi(u: Tensor) -> Tensor:
-        left, right = neighbours(u)
+        left, right = neighbors(u)
         return u / 3 + (left + right + h**2 * lam * torch.exp(u)) / 3
 
     return phi
@@ -453,7 +453,7 @@ def bratu_2d(lam: float, n: int) -> Map:
 
     def phi(u: Tensor) -> Tensor:
         u = u.unflatten(-1, (n, n))
-        (left, right), (up, down) = neighbours(u), (v.mT for v in neighbours(u.mT))
+        (left, right), (up, down) = neighbors(u), (v.mT for v in neighbors(u.mT))
         jacobi = (left + right + up + down + h**2 * lam * torch.exp(u)) / 4
         return (u / 3 + jacobi * 2 / 3).flatten(-2)
 
@@ -736,7 +736,7 @@ BOUNDARY_VALUE_ROOT = [
 def discrete_boundary_value(z: Tensor) -> Tensor:
     n = z.shape[-1]
     h = 1 / (n + 1)
-    left, right = neighbours(z)
+    left, right = neighbors(z)
     return 2 * z - left - right + h**2 / 2 * (z + h * indices(n, z) + 1) ** 3
 
 
@@ -785,7 +785,7 @@ def variably_dimensioned(z: Tensor) -> Tensor:
     source=MGH + "30",
 )
 def broyden_tridiagonal(z: Tensor) -> Tensor:
-    left, right = neighbours(z)
+    left, right = neighbors(z)
     return (3 - 2 * z) * z - left - 2 * right + 1
 
 
@@ -934,7 +934,7 @@ def scipy_f2(z: Tensor) -> Tensor:
     source=SCIPY + "F3, as Jacobi iteration",
 )
 def scipy_f3(z: Tensor) -> Tensor:
-    left, right = neighbours(z)
+    left, right = neighbors(z)
     return 2 * z - left - right + z.new_tensor([1.0, 2.0, 3.0])
 
 

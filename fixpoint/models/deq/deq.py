@@ -25,8 +25,8 @@ class DEQ(nn.Module):
 
     `FixedPoint` with a module for its map, held still during each solve (see `frozen`): masks of
     `VariationalDropout` are drawn once a call, running statistics updated once a call. A fixed
-    point exists for certain only where f contracts; `bound_spectral_norm` sees to it, `regularised`
-    drives towards it.
+    point exists for certain only where f contracts; `bound_spectral_norm` guarantees it,
+    `regularized` penalizes its violation.
 
     Args:
         f: module called as f(z, x), returning a tree like z; each batch row on its own.
@@ -88,7 +88,7 @@ class DEQ(nn.Module):
         with frozen(self.f) as f:
             return self._solve(f, x, z0)
 
-    def regularised(
+    def regularized(
         self,
         x: Tree,
         z0: Tree | None = None,
@@ -119,3 +119,6 @@ class DEQ(nn.Module):
 
     def extra_repr(self) -> str:
         return "" if self.hidden_size is None else f"hidden_size={self.hidden_size}"
+
+
+setattr(DEQ, "regularised", DEQ.regularized)  # noqa: B010 (the former name; see CHANGELOG)

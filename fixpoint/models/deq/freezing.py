@@ -1,4 +1,4 @@
-"""A module held still for the length of one solve, so that a solver meets one and the same map."""
+"""Freeze dropout masks, buffers and parametrized weights of a module during a solve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout for a map that is evaluated many times and must stay one map."""
+"""Dropout with one mask for all evaluations of a map during a solve."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Masks = dict[tuple[nn.Module, Size], Tensor]
 class VariationalDropout(nn.Module):
     """Dropout with one mask a solve: z -> z * m / (1 - p), m ~ Bernoulli(1 - p) for each number.
 
-    `torch.nn.Dropout` draws a new mask at each evaluation, so the map of which a solver seeks
-    the fixed point changes at every iteration and has none. Here the map made by `frozen` owns
-    the mask: it is drawn at the map's first evaluation and stays through the solve and its
+    `torch.nn.Dropout` draws a new mask at each evaluation, so the map whose fixed point a solver
+    seeks changes at every iteration and has none. Here the map made by `frozen` owns
+    the mask: it is drawn at the map's first evaluation and used through the solve and its
     backward pass, however late that is; the next `frozen`, which `DEQ` makes at each call, draws
-    anew. Outside of `frozen` it refuses to run in training mode, and is the identity in evaluation
+    again. Outside of `frozen` it refuses to run in training mode, and is the identity in evaluation
     mode.
 
     The mask has the shape and device of the input, (B, ...), so each sample has its own; nothing

@@ -22,7 +22,7 @@ class RecurrentDropout(nn.Module):
     becomes m * V / (1 - p), m ~ Bernoulli(1 - p) for each entry, whose mean is V.
 
     Of a matrix of low rank, L R, the mask is on the left factor: a unit then misses some of the r
-    numbers that R makes of the past state. The rank stays r and the mean L R; a mask on both
+    numbers that R computes from the past state. The rank remains r and the mean L R; a mask on both
     factors would drop twice. Of a matrix U with a bounded norm the mask is on what is bounded, so
     the bound holds, and an equilibrium exists, with any mask; the mean of the bounded U is then
     not U. Layers whose recurrent matrix is orthogonal by construction, or nearly so (EURNN,
@@ -36,7 +36,7 @@ class RecurrentDropout(nn.Module):
         recurrent: names of the parameters that weight dropout masks.
 
     Raises:
-        ValueError: a share is out of range, or `weights` is asked of a layer without recurrent
+        ValueError: a fraction is out of range, or `weights` is asked of a layer without recurrent
             matrices named U, V (or their factors) or weight_hh...
 
     Source: Merity, Keskar, Socher (2018), Regularizing and optimizing LSTM language models, section

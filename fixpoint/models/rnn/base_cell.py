@@ -228,7 +228,7 @@ class FusedCell(RecurrentCell):
         autocast = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if autocast else nullcontext():
             part = {"x": x, **self._arguments(x, h0)}
-            if lower is not None:  # a and b stay: 0.99 is 0.988 in bfloat16
+            if lower is not None:  # a and b are not: 0.99 is 0.988 in bfloat16
                 products = part.keys() - {"a", "b", "activation"}
                 part |= {k: part[k].to(lower) for k in products if part[k] is not None}
             if reason := self.unsupported_reason(**part):

@@ -41,7 +41,7 @@ class SciPySolver(Solver):
     is slow, since each evaluation of the whole batch moves one sample only; choose
     `Newton` for work. phi itself runs in the dtype of z0.
 
-    SciPy's own tolerances are switched off. A sample ends at the first evaluation that meets
+    SciPy's own tolerances are switched off. A sample ends at the first evaluation within
     rtol and atol; after `max_iter` evaluations beyond that of its start, whatever the method;
     or when SciPy gives up or raises, which makes it STALLED. Its `iterations` are those
     evaluations, and `Trace` holds one entry for each. "hybr" and "lm" are given the Jacobian,
@@ -266,7 +266,7 @@ def _numbers(x: Tensor) -> np.ndarray:
 
 
 def _without_tolerance(method: str, max_iter: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Options with which SciPy goes on for as long as it can, at least `max_iter` evaluations."""
+    """Options with which SciPy continues for as long as it can, at least `max_iter` evaluations."""
     budget = max_iter + 2
     if method == "hybr":
         return {"xtol": 0.0, "maxfev": budget}

@@ -317,7 +317,7 @@ def _stopping(dtype: torch.dtype, tol: float, stop_mode: str, return_final: bool
     """Our options with torchdeq's meaning of its own."""
     if stop_mode not in ("abs", "rel"):
         raise ValueError(unknown_name("stop_mode", stop_mode, ("abs", "rel")))
-    # 0 means to us that nothing is measured, to torchdeq that the best of all steps is wanted.
+    # 0 means to us that nothing is measured, to torchdeq that the best of all steps is returned.
     least = torch.finfo(torch.promote_types(dtype, torch.float32)).tiny ** 0.5
     tol = 0.0 if return_final else max(non_negative(tol=tol), least)
     return {

@@ -196,9 +196,9 @@ def test_gradients_exist_in_evaluation_mode_and_equal_those_of_training_mode():
 # The penalty.
 
 
-def test_regularised_returns_the_solution_and_the_penalty_at_it():
+def test_regularized_returns_the_solution_and_the_penalty_at_it():
     deq, x = make(), inputs()
-    z, penalty = deq.regularised(x, samples=None)
+    z, penalty = deq.regularized(x, samples=None)
     assert torch.equal(z, deq(x))
     expected = jac_reg(lambda z: deq.f(z, x), z.detach(), samples=None)
     torch.testing.assert_close(penalty, expected, rtol=1e-12, atol=0)
@@ -222,7 +222,7 @@ def test_training_with_the_penalty_lowers_it_and_the_iterations():
     generator = torch.Generator().manual_seed(0)
     seen = []
     for _ in range(20):
-        _, penalty = deq.regularised(x, generator=generator)
+        _, penalty = deq.regularized(x, generator=generator)
         seen.append((penalty.mean().item(), deq.solution.iterations.max().item()))
         optimizer.zero_grad()
         penalty.mean().backward()

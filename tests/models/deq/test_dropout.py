@@ -120,7 +120,7 @@ def test_nothing_is_kept_in_the_module():
 
 
 @pytest.mark.parametrize("name", ["anderson", "picard", "broyden"])
-def test_a_solve_converges_because_the_mask_stays(name):
+def test_a_solve_converges_because_the_mask_is_unchanged(name):
     model = contracting(VariationalDropout(0.5))
     with frozen(model) as phi:
         solution = FixedPoint(name)(phi, start()).check()
@@ -226,7 +226,7 @@ def test_batch_norm_statistics_are_updated_once_a_solve(backward):
     assert f.norm.num_batches_tracked == 2
 
 
-def test_buffers_stay_the_same_tensors_and_evaluation_leaves_them():
+def test_buffers_remain_the_same_tensors_and_evaluation_leaves_them():
     deq = DEQ(Normalized())
     before = dict(deq.named_buffers())
     deq(torch.randn(8, 4))

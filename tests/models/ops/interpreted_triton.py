@@ -200,7 +200,7 @@ def test_activation_values(activation):
     torch.testing.assert_close(got.double(), expected, rtol=8 * eps, atol=atol, equal_nan=True)
 
 
-def test_nan_stays_in_its_row(config):
+def test_nan_remains_in_its_row(config):
     config(rows=4)
     arguments = problem(5, 4, 7, 2, 3, dtype=FLOAT, grad=False)
     clean = fused_scan(**arguments, activation="relu")

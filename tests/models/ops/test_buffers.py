@@ -24,7 +24,7 @@ def test_it_is_torch_empty(dtype, shape):
     assert torch.equal(given.fill_(2), torch.full(shape, 2, dtype=dtype))
 
 
-def test_a_block_is_used_again_once_nobody_looks_into_it():
+def test_a_block_is_used_again_once_no_one_looks_into_it():
     like = torch.zeros(1)
     first = empty((50, 3), like)
     place, view = first.data_ptr(), first[1:].fill_(1)
@@ -39,8 +39,8 @@ def test_a_block_is_used_again_once_nobody_looks_into_it():
 
 def test_no_more_than_the_limit_is_kept(monkeypatch):
     monkeypatch.setattr(_buffers, "LIMIT", 3 * (400 + _buffers.ALIGNED))
-    held = [empty((100,), torch.zeros(1)) for _ in range(5)]
-    del held
+    kept = [empty((100,), torch.zeros(1)) for _ in range(5)]
+    del kept
     assert len(_buffers._free) == 3
 
 

@@ -178,7 +178,7 @@ def test_compiles_as_it_is_launched(T, B, n, K, kind, monkeypatch):
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("last_only", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_all_around_the_kernels_stays_on_the_device(dtype, last_only, recompute, monkeypatch):
+def test_all_around_the_kernels_remains_on_the_device(dtype, last_only, recompute, monkeypatch):
     """With meta tensors, which have a device, a dtype and a shape, and no values."""
     monkeypatch.setattr(LEAKY, "unsupported", lambda *args, **options: None)
     monkeypatch.setattr(dispatch, "backend", lambda name, h: leaky_triton)

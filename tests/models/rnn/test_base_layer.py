@@ -257,7 +257,7 @@ def test_a_gradient_of_a_gradient_reaches_every_parameter(name):
 # What is trained, saved and seen.
 
 
-def test_every_parameter_changes_after_one_optimiser_step(make):
+def test_every_parameter_changes_after_one_optimizer_step(make):
     model = LastStateClassifier(make(batch_first=True), 4, 3).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -518,7 +518,7 @@ def trained(layer, steps=10):
 
 
 @pytest.mark.parametrize("radius", [0.01, 0.3])
-def test_singular_values_of_the_spectral_rnn_stay_near_one(radius):
+def test_singular_values_of_the_spectral_rnn_remain_near_one(radius):
     torch.manual_seed(0)
     cell = trained(SpectralRNN(3, 8, radius=radius)).l0
     values = torch.linalg.svdvals(cell.transition().double())
@@ -529,7 +529,7 @@ def test_singular_values_of_the_spectral_rnn_stay_near_one(radius):
 
 
 @pytest.mark.parametrize("style", ["tunable", "fft"])
-def test_the_transition_of_eurnn_stays_orthogonal(style):
+def test_the_transition_of_eurnn_remains_orthogonal(style):
     torch.manual_seed(0)
     cell = EURNN(3, 8, style=style, capacity=4).l0
     before = cell.transition().detach()
@@ -542,7 +542,7 @@ def test_the_transition_of_eurnn_stays_orthogonal(style):
 
 
 @pytest.mark.parametrize("layer", [FastRNN, FastGRNN])
-def test_the_adding_problem_over_500_steps_stays_finite(layer):
+def test_the_adding_problem_over_500_steps_remains_finite(layer):
     torch.manual_seed(0)
     layer = layer(2, 32, batch_first=True)
     marks = torch.zeros(16, 500).scatter_(1, torch.tensor([[20, 400]]).expand(16, 2), 1.0)

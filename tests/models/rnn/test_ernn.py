@@ -189,7 +189,7 @@ def test_a_row_does_not_depend_on_its_batch_mates(layer):
         torch.testing.assert_close(whole[:, [row]], alone, rtol=1e-11, atol=1e-12)
 
 
-def test_every_parameter_changes_after_one_optimiser_step(layer):
+def test_every_parameter_changes_after_one_optimizer_step(layer):
     model = LastStateClassifier(layer, 5, 2).double().train()
     layer.batch_first = True
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

@@ -1,6 +1,6 @@
 """The two passes of an equilibrium through time, compiled by numba, in blocks of rows.
 
-A block runs through the whole sequence by itself: U, V and its states stay in the first cache
+A block runs through the whole sequence by itself: U, V and its states remain in the first cache
 levels, and its updates end as soon as its own rows are done.
 """
 

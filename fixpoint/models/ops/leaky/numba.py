@@ -1,6 +1,6 @@
 """The two passes of the leaky recurrence, compiled by numba.
 
-A block of rows runs through the whole sequence by itself: its state and A stay in the first cache
+A block of rows runs through the whole sequence by itself: its state and A remain in the first cache
 levels, the product is one small `np.dot`, and everything elementwise is one pass over its result.
 Threads get blocks, never parts of a product.
 """
