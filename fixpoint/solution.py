@@ -13,7 +13,15 @@ from fixpoint._tree import Tree
 
 
 class Result(IntEnum):
-    """How the solve of one sample ended; `RESULT_TEXT` says what it means and what to do."""
+    """How the solve of one sample ended; `RESULT_TEXT` says what it means and what to do.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Picard, Result, solve
+        >>> solution = solve(lambda z: 0.99 * z + 1, torch.zeros(1, 1), Picard(max_iter=5))
+        >>> Result(solution.result.item()).name
+        'MAX_ITER'
+    """
 
     CONVERGED = 0
     FIXED_STEPS = 1
@@ -24,7 +32,15 @@ class Result(IntEnum):
 
 
 class Stall(IntEnum):
-    """Why a sample is STALLED; `STALL_TEXT` says what it means and what to do."""
+    """Why a sample is STALLED; `STALL_TEXT` says what it means and what to do.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Picard, Stall, solve
+        >>> solution = solve(lambda z: 2 - 1.5 * z, torch.ones(1, 1), Picard(max_iter=40))
+        >>> Stall(solution.stall.item()).name
+        'NO_PROGRESS'
+    """
 
     NONE = 0
     NO_PROGRESS = 1
@@ -81,6 +97,13 @@ class Trace(NamedTuple):
 
     residual: scaled residual at the start and after each update, (n + 1, B).
     iterates: the states, (n + 1, B, D), where `record="iterates"` asked for them, else None.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Picard, solve
+        >>> solution = solve(torch.cos, torch.zeros(1, 1), Picard(max_iter=3, record="iterates"))
+        >>> solution.trace.residual.shape, solution.trace.iterates.shape
+        (torch.Size([4, 1]), torch.Size([4, 1, 1]))
     """
 
     residual: Tensor
@@ -103,6 +126,13 @@ class Solution:
         products: Jacobian-vector products made for the whole batch, beside the evaluations; a
             Jacobian is D.
         stall: a `Stall` a sample, (B,) int8: why it is STALLED. None in a solve of fixed steps.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Picard, solve
+        >>> solution = solve(lambda z: 0.5 * z + 1, torch.zeros(2, 1), Picard(rtol=1e-3))
+        >>> solution.iterations.tolist(), solution.evaluations, solution.converged.tolist()
+        ([9, 9], 10, [True, True])
     """
 
     z: Tree

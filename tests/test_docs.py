@@ -1,6 +1,8 @@
 """The Python of the documentation pages runs, and the reference has every public name."""
 
+import dataclasses
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -63,3 +65,28 @@ def test_every_public_name_is_in_the_reference(name):
         documented.add(id(getattr(importlib.import_module(package), public)))
     module = importlib.import_module(name)
     assert [p for p in module.__all__ if id(getattr(module, p)) not in documented] == []
+
+
+NO_EXAMPLE = {"ConvergenceError", "ConvergenceWarning", "Figure", "ShowsAllOptions"}
+"""Raised, or of another package."""
+
+
+def public_objects():
+    for package in re.findall(r"automodule:: (\S+)", REFERENCE):
+        if package != "fixpoint.analysis.plots":  # drawn on the site
+            module = importlib.import_module(package)
+            yield from (getattr(module, name) for name in module.__all__)
+
+
+def test_every_public_class_has_an_example():
+    """Results, which are tuples and dataclasses, are shown by what returns them."""
+    missing = [
+        kind.__name__
+        for kind in public_objects()
+        if inspect.isclass(kind)
+        and not hasattr(kind, "_fields")
+        and not dataclasses.is_dataclass(kind)
+        and kind.__name__ not in NO_EXAMPLE
+        and ">>>" not in (kind.__dict__.get("__doc__") or "")
+    ]
+    assert missing == []

@@ -13,7 +13,14 @@ from fixpoint.solvers import Solver
 
 
 class Backward(nn.Module):
-    """A way to differentiate a solve; works on (B, D) matrices."""
+    """A way to differentiate a solve; works on (B, D) matrices.
+
+    Example:
+        >>> from fixpoint import Implicit, Phantom, Unrolled
+        >>> from fixpoint.backward import Backward
+        >>> all(issubclass(kind, Backward) for kind in (Implicit, Phantom, Unrolled))
+        True
+    """
 
     def check(self, solver: Solver) -> None:
         """Refuse, with the remedy, a solver that this backward cannot serve."""

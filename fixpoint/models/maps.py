@@ -53,6 +53,17 @@ class EquilibriumMap(ShowsAllOptions, nn.Module):
         ValueError: the nonlinearity is unknown, or a size is below 1.
 
     Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Network.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import EquilibriumMap
+        >>> class Damped(EquilibriumMap):
+        ...     def bind(self, x):  # phi = tanh(0.5 h + V h_prev + W x + b)
+        ...         u = self.input_projection(x).unbind(0)
+        ...         return lambda t, past: lambda h: torch.tanh(0.5 * h + past @ self.V.mT + u[t])
+        >>> phi = Damped(3, 8)
+        >>> phi(torch.zeros(2, 8), torch.zeros(2, 8), torch.randn(2, 3)).shape
+        torch.Size([2, 8])
     """
 
     uses_previous_state: ClassVar[bool] = True
@@ -138,6 +149,11 @@ class JordanMap(EquilibriumMap):
             n = 80, I + U is far from (I - U)^-1 (relative error 0.85); at rank 8 it is 0.06.
 
     Source: Eqs. jordan and linear_approx.
+
+    Example:
+        >>> from fixpoint.models import ERNN, JordanMap
+        >>> ERNN(3, 8, cell=JordanMap(3, 8, rank=2), max_iter=2).l0.cell.U1.shape
+        torch.Size([8, 2])
     """
 
     uses_previous_state = False
@@ -185,6 +201,15 @@ class SelfFeedbackMap(EquilibriumMap):
             exactly one equilibrium exists. None leaves U free.
 
     Source: Eq. h, with one nonlinear layer for phi.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Anderson, Implicit
+        >>> from fixpoint.models import ERNN, SelfFeedbackMap
+        >>> cell = SelfFeedbackMap(3, 8, bound=0.9)
+        >>> layer = ERNN(3, 8, cell=cell, solver=Anderson(), backward=Implicit())
+        >>> layer(torch.randn(5, 2, 3))[0].shape
+        torch.Size([5, 2, 8])
     """
 
     def __init__(
@@ -228,6 +253,14 @@ class IdentityFeedbackMap(EquilibriumMap):
     where alpha is near 0 (sublinear at 0).
 
     Source: Eq. val_h.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Newton, Implicit
+        >>> from fixpoint.models import ERNN
+        >>> layer = ERNN(2, 8, cell="identity-feedback", solver=Newton(), backward=Implicit())
+        >>> layer(torch.randn(5, 1, 2))[0].shape
+        torch.Size([5, 1, 8])
     """
 
     def bind(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
@@ -261,6 +294,11 @@ class LinearMap(SelfFeedbackMap):
         ValueError: `inverse` is unknown, or a nonlinearity other than "identity" is given.
 
     Source: Eqs. linear and linear_approx.
+
+    Example:
+        >>> from fixpoint.models import ERNN
+        >>> type(ERNN(3, 8, cell="linear").l0.cell).__name__
+        'LinearMap'
     """
 
     default_nonlinearity = "identity"

@@ -40,7 +40,13 @@ class Linearization(NamedTuple):
 
 
 class SequenceJacobian:
-    """A choice of A_t; `linearize` gives the scan at a trajectory."""
+    """A choice of A_t; `linearize` gives the scan at a trajectory.
+
+    Example:
+        >>> from fixpoint.sequence import LeakyJacobian, SequenceJacobian
+        >>> issubclass(LeakyJacobian, SequenceJacobian)
+        True
+    """
 
     def linearize(self, recurrence: Recurrence, path: Tensor) -> Linearization:
         """At the states h_0 .. h_T, (T + 1, B, n)."""
@@ -56,7 +62,16 @@ class SequenceJacobian:
 
 
 class ZeroJacobian(SequenceJacobian):
-    """A = 0: plain (Jacobi) iteration on the stacked states. For recurrences that forget fast."""
+    """A = 0: plain (Jacobi) iteration on the stacked states. For recurrences that forget fast.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.sequence import ZeroJacobian, solve_sequence
+        >>> x, h0 = torch.randn(50, 4, 3), torch.zeros(4, 3)
+        >>> f = lambda h_prev, x: 0.9 * h_prev + 0.1 * torch.tanh(h_prev + x)
+        >>> solve_sequence(f, x, h0, jacobian=ZeroJacobian()).check().z.shape
+        torch.Size([50, 4, 3])
+    """
 
     def linearize(self, recurrence: Recurrence, path: Tensor) -> Linearization:
         return Linearization(recurrence.evaluate(path[1:], path[:-1]), ZeroScan())
@@ -70,6 +85,14 @@ class LeakyJacobian(SequenceJacobian):
 
     Args:
         decay: (T,), or a number for all t; of any sign and size.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.sequence import LeakyJacobian, solve_sequence
+        >>> x, h0 = torch.randn(50, 4, 3), torch.zeros(4, 3)
+        >>> f = lambda h_prev, x: 0.9 * h_prev + 0.1 * torch.tanh(h_prev + x)
+        >>> solve_sequence(f, x, h0, jacobian=LeakyJacobian(0.9)).check().z.shape
+        torch.Size([50, 4, 3])
     """
 
     def __init__(self, decay: Tensor | float) -> None:
@@ -118,6 +141,14 @@ class DiagonalJacobian(SequenceJacobian):
         trust_region: strength (ELK) that keeps an update near the iterate; 0 is off.
 
     Source: Gonzalez et al. (2024), Towards scalable and stable parallelization of nonlinear RNNs.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.sequence import DiagonalJacobian, solve_sequence
+        >>> x, h0 = torch.randn(50, 4, 3), torch.zeros(4, 3)
+        >>> f = lambda h_prev, x: 0.9 * h_prev + 0.1 * torch.tanh(h_prev + x)
+        >>> solve_sequence(f, x, h0, jacobian=DiagonalJacobian()).check().z.shape
+        torch.Size([50, 4, 3])
     """
 
     def __init__(
@@ -197,6 +228,14 @@ class DenseJacobian(SequenceJacobian):
     It converges quadratically, costs T n^3 and keeps T B n^2 numbers: for n up to about 32.
 
     Source: Lim et al. (2023), Parallelizing non-linear sequential models over the sequence length.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.sequence import DenseJacobian, solve_sequence
+        >>> x, h0 = torch.randn(50, 4, 3), torch.zeros(4, 3)
+        >>> f = lambda h_prev, x: 0.9 * h_prev + 0.1 * torch.tanh(h_prev + x)
+        >>> solve_sequence(f, x, h0, jacobian=DenseJacobian()).check().z.shape
+        torch.Size([50, 4, 3])
     """
 
     def linearize(self, recurrence: Recurrence, path: Tensor) -> Linearization:

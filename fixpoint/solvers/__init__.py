@@ -35,6 +35,11 @@ def make_solver(solver: str | Solver, **options: Any) -> Solver:
     Raises:
         ValueError: no solver has that name.
         TypeError: an option is unknown, or options come with a ready solver.
+
+    Example:
+        >>> from fixpoint import make_solver
+        >>> make_solver("broyden", rtol=1e-4).rtol
+        0.0001
     """
     if isinstance(solver, Solver):
         if options:

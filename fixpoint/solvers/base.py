@@ -71,6 +71,12 @@ class Solver(nn.Module):
     Raises:
         ValueError: a value is out of range.
         TypeError: an option is unknown.
+
+    Example:
+        >>> from fixpoint import Anderson, Solver
+        >>> solver = Anderson(rtol=1e-4)
+        >>> isinstance(solver, Solver), solver.with_options(max_iter=10).max_iter
+        (True, 10)
     """
 
     def __init__(
@@ -200,6 +206,18 @@ class IterativeSolver(Solver):
     Raises:
         ValueError: a value is out of range, or `record` is unknown.
         TypeError: an option is unknown.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import IterativeSolver, solve
+        >>> class HeavyBall(IterativeSolver):
+        ...     def init(self, z, t):
+        ...         return z
+        ...
+        ...     def update(self, k, z, fz, state):
+        ...         return fz + 0.3 * (z - state), z
+        >>> solve(lambda z: 0.5 * z + 1, torch.zeros(1, 1), HeavyBall()).converged
+        tensor([True])
     """
 
     def __init__(

@@ -42,6 +42,12 @@ def build_model(recipe: Recipe, data: Dataset) -> nn.Module:
     Raises:
         ValueError: a name is unknown, or options do not go together.
         MemoryError: it does not fit into memory.
+
+    Example:
+        >>> from fixpoint.training import Recipe, build_model, prepare
+        >>> recipe = Recipe().changed(hidden=8)
+        >>> build_model(recipe, prepare(recipe).data)(prepare(recipe).data.x_test[:3]).shape
+        torch.Size([3, 2])
     """
     with _fits_memory(recipe):
         return make_model(recipe.model, data, bptt=recipe.training.bptt)

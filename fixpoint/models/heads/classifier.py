@@ -19,6 +19,13 @@ class LastStateClassifier(nn.Module):
         classes: number of classes.
         vocabulary: number of words where x holds words; they are embedded in as many features as
             the layer has inputs, here `hidden_size`.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import FastRNN, LastStateClassifier
+        >>> model = LastStateClassifier(FastRNN(3, 8, batch_first=True), 8, 2)
+        >>> model(torch.randn(4, 20, 3)).shape
+        torch.Size([4, 2])
     """
 
     def __init__(
@@ -52,11 +59,25 @@ class LastStateClassifier(nn.Module):
 
 
 def parameter_count(model: nn.Module) -> int:
-    """How many numbers the model's parameters hold."""
+    """How many numbers the model's parameters hold.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import parameter_count
+        >>> parameter_count(torch.nn.Linear(3, 2))
+        8
+    """
     return sum(p.numel() for p in model.parameters())
 
 
 def model_size_kb(model: nn.Module) -> float:
-    """Size of the parameters in float32, in KB of 1024 bytes; word embeddings are not counted."""
+    """Size of the parameters in float32, in KB of 1024 bytes; word embeddings are not counted.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import model_size_kb
+        >>> model_size_kb(torch.nn.Linear(255, 1))
+        1.0
+    """
     embedded = sum(parameter_count(m) for m in model.modules() if isinstance(m, nn.Embedding))
     return 4 * (parameter_count(model) - embedded) / 1024

@@ -79,6 +79,13 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
         hx: (B, n) or (n,), zeros if not given.
 
     Outputs: h', of the shape of hx.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import FastRNNCell
+        >>> cell = FastRNNCell(3, 8)
+        >>> cell(torch.randn(4, 3), torch.zeros(4, 8)).shape
+        torch.Size([4, 8])
     """
 
     def __init__(

@@ -44,6 +44,14 @@ class Recurrent(ShowsAllOptions, nn.Module):
         ValueError: an unknown value or an invalid combination, when built; a wrong shape, when
             called.
         TypeError: an unknown option, when built; a wrong dtype, when called.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import FastRNN, Recurrent
+        >>> layer = FastRNN(3, 8, num_layers=2, bidirectional=True)
+        >>> output, h_n = layer(torch.randn(5, 4, 3))
+        >>> isinstance(layer, Recurrent), tuple(output.shape), tuple(h_n.shape)
+        (True, (5, 4, 16), (4, 4, 8))
     """
 
     cell_class: type[RecurrentCell]

@@ -55,6 +55,15 @@ def scan(
     Raises:
         ValueError: the cell and the solver do not fit (see `check_compatible`), or the solver's
             `timesteps` is below T.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import FixedPoint
+        >>> from fixpoint.models import SelfFeedbackMap, scan
+        >>> cell = SelfFeedbackMap(3, 8, bound=0.5)
+        >>> path = scan(cell, FixedPoint("anderson"), torch.randn(5, 2, 3))
+        >>> path.output.shape, path.iterations.shape
+        (torch.Size([5, 2, 8]), torch.Size([5, 2]))
     """
     check_compatible(cell, fixed_point)
     if h0 is None:

@@ -55,6 +55,12 @@ def make_grid(
 
     Raises:
         ValueError: a name is unknown, or an option belongs to another model.
+
+    Example:
+        >>> from fixpoint.training import Recipe, make_grid
+        >>> names = dict(datasets=["har2-sample"], models=["ernn", "lstm"], solvers=["anderson"])
+        >>> len(make_grid(Recipe(), cells=None, backwards=["implicit"], seeds=[0, 1], **names))
+        4
     """
     if backwards == []:
         raise ValueError(f"--backward takes {' or '.join(BACKWARDS)}, or both by comma; got none")

@@ -41,6 +41,12 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
         ValueError: the data set is unknown or damaged, or the recipe needs a validation part or
             vectors to rotate.
         OSError: its file is not there.
+
+    Example:
+        >>> from fixpoint.training import Recipe, prepare
+        >>> data = prepare(Recipe().changed(validation=0.2)).data
+        >>> len(data.x_train) > 4 * len(data.x_valid) - 40
+        True
     """
     data = load_dataset(recipe.data.dataset) if data is None else data
     data, dropped = drop_nonfinite(data)

@@ -39,6 +39,11 @@ def load_recipe(name: str) -> Recipe:
     Raises:
         ValueError: there is none, it is not valid TOML, or a key or value in it is wrong.
         TypeError: a value has the wrong type.
+
+    Example:
+        >>> from fixpoint.training import load_recipe
+        >>> load_recipe("har2-ernn").model.hidden
+        80
     """
     path = Path(name)
     if path.suffix != ".toml":
@@ -90,7 +95,14 @@ def read_recipe(text: str) -> Recipe:
 
 
 def write_recipe(recipe: Recipe) -> str:
-    """The recipe as TOML with every key but those that are None."""
+    """The recipe as TOML with every key but those that are None.
+
+    Example:
+        >>> from fixpoint.training import Recipe, read_recipe, write_recipe
+        >>> recipe = Recipe().changed(lr=0.003)
+        >>> read_recipe(write_recipe(recipe)) == recipe
+        True
+    """
     parts: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for name, value in recipe.flat.items():
         if value is not None:
