@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack
+from torch._C._functorch import (
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+    peek_interpreter_stack,
+)
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import (
     tree_flatten,
@@ -15,13 +25,20 @@ from torch.utils._pytree import (
 
 __all__ = [
     "TorchDispatchMode",
+    "batched",
+    "function_modes",
+    "graph_clock",
+    "inside_forward_mode",
     "inside_transform",
     "is_functorch_wrapped_tensor",
+    "made_since",
+    "no_gradients",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
     "tree_structure",
     "tree_unflatten",
+    "unbatched",
     "version",
 ]
 
@@ -34,3 +51,52 @@ def inside_transform() -> bool:
 def version(x: Tensor) -> int:
     """How often x was changed in place, 0 where torch does not count it."""
     return 0 if x.is_inference() else x._version
+
+
+def inside_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation, of torch.func or not, is entered."""
+    return inside_transform() or forward_ad._current_level >= 0
+
+
+@contextmanager
+def no_gradients() -> Iterator[None]:
+    """Neither reverse-mode graphs nor forward-mode tangents; `torch.no_grad` stops the first."""
+    with torch.no_grad():
+        if torch.compiler.is_compiling():
+            yield
+        else:
+            with forward_ad._set_fwd_grad_enabled(False):
+                yield
+
+
+def graph_clock() -> int:
+    """A number that grows with each graph node made by this thread."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def made_since(x: Tensor, clock: int) -> bool:
+    """Whether the graph node of x was made after that reading of the clock."""
+    return x.grad_fn is not None and x.grad_fn._sequence_nr() >= clock
+
+
+def function_modes() -> list[TorchFunctionMode]:
+    """The entered modes, the innermost last."""
+    return list(_get_current_function_mode_stack())
+
+
+def unbatched(x: Tensor) -> Tensor | None:
+    """What `is_grads_batched` and `vectorize=True` hide, with the batch first; None elsewhere."""
+    if not is_legacy_batchedtensor(x):
+        return None
+    return torch._remove_batch_dim(x, _batch_level(), 0, 0)
+
+
+def batched(x: Tensor) -> Tensor:
+    """The inverse of `unbatched`."""
+    return torch._add_batch_dim(x, 0, _batch_level())
+
+
+def _batch_level() -> int:
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return level

@@ -6,10 +6,40 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fixpoint._torch import inside_transform
 
 MatrixMap = Callable[[Tensor], Tensor]
+
+
+class Linearization:
+    """J = d fz / d z of each sample from one graph that leads from z to fz, both (B, D)."""
+
+    def __init__(self, fz: Tensor, z: Tensor) -> None:
+        self.fz, self.z = fz, z
+        self._reverse: tuple[Tensor, Tensor] | None = None
+
+    def jacobian(self) -> Tensor:
+        """J, (B, D, D)."""
+        return batch_vjp_of_units(self.fz, self.z)
+
+    def vjp(self, u: Tensor) -> Tensor:
+        """J^T u, (B, D)."""
+        return _gradient(self.fz, self.z, u)
+
+    def jvp(self, v: Tensor) -> Tensor:
+        """J v, (B, D): J^T u is linear in u, and J v its derivative.
+
+        Two reverse passes, for which far more operations have a rule than for forward mode, and
+        which threads do not share as they do the levels of forward mode.
+        """
+        if self._reverse is None:
+            with torch.enable_grad():
+                u = torch.zeros_like(self.fz).requires_grad_()
+                self._reverse = u, _gradient(self.fz, self.z, u, create_graph=True)
+        u, product = self._reverse
+        return _gradient(product, u, v)
 
 
 class Derivatives:
@@ -24,6 +54,7 @@ class Derivatives:
         self.phi = phi
         self.products = 0
         self.evaluations = 0
+        self._last: tuple[Tensor, Linearization] | None = None
 
     def jacobian(self, z: Tensor) -> Tensor:
         """J of each sample, (B, D, D)."""
@@ -32,10 +63,28 @@ class Derivatives:
         return batch_jacobian(self.phi, z)
 
     def jvp(self, z: Tensor, v: Tensor) -> Tensor:
-        """J v of each sample, (B, D)."""
+        """J v of each sample, (B, D); products at one z share one evaluation of phi."""
         self.products += 1
-        # A dual number takes no expanded tensor.
-        return torch.func.jvp(self.phi, (z.contiguous(),), (v.contiguous(),))[1]
+        if self._last is None or self._last[0] is not z:
+            self._last = z, linearize(self.phi, z)
+        return self._last[1].jvp(v)
+
+
+def linearize(phi: MatrixMap, z: Tensor) -> Linearization:
+    """One evaluation of phi at z, (B, D), from which its products follow."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        # The other kernels of attention have no second derivative.
+        z = z.detach().clone().requires_grad_()
+        return Linearization(phi(z), z)
+
+
+def _gradient(out: Tensor, z: Tensor, u: Tensor, *, create_graph: bool = False) -> Tensor:
+    if not out.requires_grad:
+        return torch.zeros_like(z)
+    (found,) = torch.autograd.grad(
+        out, z, u, retain_graph=True, create_graph=create_graph, allow_unused=True
+    )
+    return torch.zeros_like(z) if found is None else found
 
 
 def batch_jacobian(phi: MatrixMap, z: Tensor) -> Tensor:

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fixpoint._torch import inside_transform
-from fixpoint.backward._adjoint import AdjointProblem, Equilibrium
+from fixpoint._torch import inside_forward_mode
+from fixpoint.backward._adjoint import Problem, implicit_function
 from fixpoint.backward.base import Backward, refuse_learned_eta
-from fixpoint.captured import captured_tensors
-from fixpoint.derivatives import MatrixMap
+from fixpoint.derivatives import Linearization, MatrixMap
 from fixpoint.failure import NonConvergenceHandler, OnFailure
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Anderson, Broyden, Solver, make_solver
+from fixpoint.tracing import closure_convert, closure_convert_in_transform, substitute, unrecorded
+
+ADJOINTS = 2**16
+"""Most results of adjoint solves that a layer keeps."""
 
 
 class Implicit(Backward):
     """The implicit function theorem: dz* = (I - J)^-1 (d phi), J = d phi / d z at z*.
 
-    One tracked application of phi at z* finds every tensor that phi closes over and carries the
+    One recorded evaluation of phi at z* finds every tensor that phi closes over and carries the
     gradient to it: the incoming g is replaced by u, which solves the adjoint u = J^T u + g for
     each sample to a tolerance relative to its g. The adjoint is differentiated by the same rule,
-    so derivatives of any order are exact. Memory does not grow with the number of updates.
+    so derivatives of any order are exact, in reverse and forward mode, under torch.func and in
+    batched backward passes. Memory does not grow with the number of updates, and the time of an
+    adjoint does not depend on what the captured tensors were computed from.
 
     Exact only at an equilibrium: samples that are NONFINITE get no gradient, for others that
     failed it is as good as their z. z0 gets none, since z* does not depend on it. Second
-    derivatives evaluate phi again, so a random phi must repeat itself; see
-    `fixpoint.models.frozen`.
+    derivatives repeat the recorded operations, so a random phi must repeat itself; see
+    `fixpoint.models.frozen`. Under torch.func and in forward mode the branches that phi takes
+    are those taken at z0.
 
     Args:
         solver: solves the adjoint. None takes the forward solver with atol = 0, or Anderson at
@@ -40,9 +48,12 @@ class Implicit(Backward):
     Attributes:
         adjoint: `Solution` of the last adjoint solve, its z the u of each sample, (B, D),
             divided by max |g|; None before the first backward pass.
+        adjoints: the `Solution` of each adjoint solve since the last forward solve, without z;
+            the backward pass through T time steps leaves T of them, the last time step first.
 
     Raises:
-        RuntimeError: called inside a torch.func transform.
+        RuntimeError: inside a torch.func transform or in forward mode phi holds an operation that
+            these cannot see, such as an `autograd.Function` without `setup_context`.
 
     Source: Bai, Kolter, Koltun (2019), Deep equilibrium models, Theorem 1.
 
@@ -67,6 +78,7 @@ class Implicit(Backward):
         self.reuse_factors = reuse_factors
         self.alarm = NonConvergenceHandler("the adjoint solve", on_failure)
         self.adjoint: Solution | None = None
+        self.adjoints: deque[Solution] = deque(maxlen=ADJOINTS)
         if self.solver is not None and not self.solver.has_tolerance:
             raise ValueError(
                 "the adjoint must be solved to a tolerance; "
@@ -82,42 +94,83 @@ class Implicit(Backward):
             )
 
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
-        if inside_transform():
-            raise RuntimeError(
-                "torch.func transforms cannot pass through Implicit: use torch.autograd.grad or "
-                "torch.autograd.functional.jacobian outside of them, or Unrolled() with a fixed "
-                "number of steps (rtol = atol = 0), which jvp, vmap and jacrev do pass"
-            )
-        start = None
-        with torch.no_grad():
-            if self.reuse_factors and isinstance(solver, Broyden):
-                solution, state = solver.run_with_state(phi, z0, t)
-                start = None if state is None else state.transpose_solve
-            else:
-                solution = solver.run(phi, z0, t)
-        if not torch.is_grad_enabled():
+        self.adjoints.clear()
+        if inside_forward_mode():
+            return self._solve_in_transform(solver, phi, z0, t)
+        with unrecorded():
+            start = None
+            with torch.no_grad():
+                if self.reuse_factors and isinstance(solver, Broyden):
+                    solution, state = solver.run_with_state(phi, z0, t)
+                    start = None if state is None else state.transpose_solve
+                else:
+                    solution = solver.run(phi, z0, t)
+            if not torch.is_grad_enabled():
+                return solution
+            lost = (solution.result == Result.NONFINITE.value)[:, None]
+            # A lost sample has no gradient; phi may not be differentiable where it was lost.
+            z = torch.where(lost, z0.detach(), solution.z.detach()).requires_grad_()
+            closure = closure_convert(phi, z)
+        captured = [*closure.captured, *closure.leaves]
+        if not captured:
             return solution
-        z = solution.z.detach().requires_grad_()
-        fz, outer = captured_tensors(phi, z)
-        if not outer:
-            return solution
-        problem = AdjointProblem(
-            phi,
-            fz,
-            z,
-            (solution.result == Result.NONFINITE)[:, None],
-            self.solver or _default_adjoint(solver, z.dtype),
-            start,
-            self._finish,
+        problem = Problem(
+            function=closure.replay or _substituted(phi, closure.captured),
+            solver=solver,
+            adjoint=self.solver or _default_adjoint(solver, z.dtype),
+            finish=self._finish,
+            t=t,
+            leaves=len(closure.leaves),
+            solution=solution,
+            graph=(Linearization(closure.fz, z), [*closure.twins, *closure.leaves]),
+            start=start,
         )
-        return replace(solution, z=Equilibrium.apply(problem, fz, *outer))
+        return replace(solution, z=implicit_function(problem, solution.z.detach(), *captured)[0])
+
+    def _solve_in_transform(
+        self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None
+    ) -> Solution:
+        """The same where torch.func or forward mode differentiates: one operation for them all."""
+        with unrecorded():
+            closure = closure_convert_in_transform(phi, z0.detach())
+        if closure.replay is None:
+            raise RuntimeError(
+                "phi holds an operation that torch.func cannot see, such as an autograd.Function "
+                "of its own: differentiate with torch.autograd.grad outside of torch.func and "
+                "forward mode, or use Unrolled() with a fixed number of steps (rtol = atol = 0)"
+            )
+        solutions: list[Solution] = []
+        problem = Problem(
+            function=closure.replay,
+            solver=solver,
+            adjoint=self.solver or _default_adjoint(solver, z0.dtype),
+            finish=self._finish,
+            t=t,
+            note=solutions.append,
+        )
+        z, iterations, result, *measured = implicit_function(
+            problem, z0.detach(), *closure.captured
+        )
+        residual = measured[0] if measured else None
+        last = solutions[-1]
+        return Solution(z, residual, iterations, last.evaluations, result, products=last.products)
 
     def _finish(self, adjoint: Solution) -> None:
         self.adjoint = replace(adjoint, z=adjoint.z.detach())
+        self.adjoints.append(replace(adjoint, z=None))
         self.alarm.check(adjoint)
 
     def extra_repr(self) -> str:
         return "reuse_factors=True" if self.reuse_factors else ""
+
+
+def _substituted(phi: MatrixMap, captured: list[Tensor]) -> Callable[..., Tensor]:
+    """phi as a function of z and the captured tensors, evaluated anew each time."""
+
+    def function(z: Tensor, *values: Tensor) -> Tensor:
+        return substitute(phi, z, captured, list(values[: len(captured)]))
+
+    return function
 
 
 def _default_adjoint(solver: Solver, dtype: torch.dtype) -> Solver:

@@ -232,19 +232,12 @@ def test_an_adjoint_that_does_not_converge_warns_unless_told_otherwise():
     gradient(on_failure="ignore")
 
 
-def test_torch_func_is_refused_by_implicit_and_passes_a_fixed_number_of_steps():
+def test_torch_func_passes_a_fixed_number_of_steps():
     x = torch.tensor([[0.3], [0.4]], dtype=torch.float64)
 
     def run(layer):
         return lambda x: layer(lambda z: 0.5 * torch.sin(z) + x, torch.zeros_like(x)).z
 
-    for transform in (
-        lambda f: torch.func.jvp(f, (x,), (x,)),
-        lambda f: torch.func.jacrev(f)(x),
-        lambda f: torch.func.vmap(f)(x[None]),
-    ):
-        with pytest.raises(RuntimeError, match=r"torch.autograd.grad.*Unrolled\(\)"):
-            transform(run(FixedPoint(Anderson(), Implicit())))
     steps = {"max_iter": 4, "rtol": 0.0, "atol": 0.0}
     names = ("picard", "anderson", "broyden", "newton", "barzilai-borwein")
     solvers = [make_solver(name, **steps) for name in names]
@@ -407,6 +400,45 @@ def test_options_of_the_adjoint_reach_it():
         assert backward.adjoint.iterations.item() == max_iter
         assert backward.adjoint.result.item() == Result.MAX_ITER
         assert x.grad.item() == pytest.approx(2 - 0.5**max_iter)
+
+
+def test_the_result_of_every_adjoint_of_a_backward_pass_is_kept():
+    layer = FixedPoint(Picard(**TIGHT), Implicit())
+    for T in (3, 2):
+        h = torch.zeros(2, 1, dtype=torch.float64)
+        w = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        for _ in range(T):
+            h = layer(lambda z, h=h: 0.5 * torch.tanh(w * z + h) + 1, h).z
+        h.sum().backward()
+        results = [adjoint.result for adjoint in layer.backward.adjoints]
+        assert len(results) == T
+        assert all(
+            result.shape == (2,) and (result == Result.CONVERGED).all() for result in results
+        )
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_weight_has_a_gradient(layout):
+    layer = FixedPoint(Anderson(**TIGHT), Implicit())
+    dense = torch.tensor([[0.0, 0.4], [0.3, 0.0]], dtype=torch.float64)
+    found = []
+    for given in (dense, dense.to_sparse(layout=layout)):
+        weight = given.clone().requires_grad_()
+        phi = lambda z: torch.tanh((weight @ z.T).T + 1)  # noqa: E731
+        layer(phi, torch.zeros(3, 2, dtype=torch.float64)).z.sum().backward()
+        found.append(weight.grad.to_dense()[dense != 0])
+    assert torch.allclose(*found, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["picard", "anderson", "broyden", "newton"])
+def test_a_start_made_in_inference_mode(name):
+    layer = FixedPoint(make_solver(name))
+    a, zero = torch.tensor([[0.5]], requires_grad=True), torch.zeros(1, 1)
+    with torch.inference_mode():
+        z0 = layer(lambda z: a * z + 1, zero).z
+    layer(lambda z: a * z + 1, z0).z.sum().backward()
+    assert a.grad.item() == pytest.approx(4, rel=1e-4)
 
 
 def test_pairs_that_make_no_sense_are_refused_when_built():
