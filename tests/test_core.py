@@ -77,6 +77,7 @@ def test_the_command_line_without_its_packages_is_one_line():
 
 
 def test_the_help_imports_nothing_heavy():
+    pytest.importorskip("typer")
     code = "import sys; sys.argv = ['fixpoint', '--help']\nfrom fixpoint.cli import main\n"
     code += "try:\n    main()\nexcept SystemExit as exit:\n    assert not exit.code\n"
     code += "print([m for m in ('torch', 'numpy', 'matplotlib', 'scipy') if m in sys.modules])"
@@ -87,6 +88,7 @@ def test_the_help_imports_nothing_heavy():
 
 
 def test_python_dash_m():
+    pytest.importorskip("typer")
     result = subprocess.run(
         [sys.executable, "-m", "fixpoint", "--version"], capture_output=True, text=True
     )

@@ -16,8 +16,8 @@ from fixpoint.analysis.contraction_profile import (
     ernn_of,
 )
 from fixpoint.analysis.evenly_spaced import evenly_spaced
+from fixpoint.analysis.gap_verdict import equilibrium_verdict, gap_quantiles
 from fixpoint.analysis.hidden_states import time_first
-from fixpoint.analysis.verdict import equilibrium_verdict, gap_quantiles
 from fixpoint.models import ERNN
 from fixpoint.solution import RESULT_TEXT, Result
 from fixpoint.solvers import InexactNewton

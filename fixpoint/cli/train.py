@@ -37,6 +37,10 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write events for TensorBoard.")
     ] = False,
+    logger: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A logger that a plugin registers; repeatable."),
+    ] = None,
     flags: dict[str, Any],
 ) -> None:
     """Train one model as a recipe says.
@@ -47,4 +51,5 @@ def train(
     with one_message("Stopped; the same command continues after the last finished epoch."):
         base = Recipe() if recipe is None else load_recipe(recipe)
         changed = override(base, settings, plugins, flags)
-        train_and_show(make_console(), changed, out=out, fresh=fresh, tensorboard=tensorboard)
+        loggers = [*(["tensorboard"] if tensorboard else []), *(logger or [])]
+        train_and_show(make_console(), changed, out=out, fresh=fresh, loggers=loggers)

@@ -19,10 +19,12 @@ from fixpoint.training.history import record_training
 from fixpoint.training.loading import Trained, load_trained
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.recipe.toml import load_recipe, read_recipe, write_recipe
+from fixpoint.training.results.logs import LOGGERS
 from fixpoint.training.results.store import read_records
 
 __all__ = [
     "LAYERS",
+    "LOGGERS",
     "Epoch",
     "Recipe",
     "Trained",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fixpoint import Result, __version__
 from fixpoint.analysis import contraction_profile, equilibrium_gap, evenly_spaced
-from fixpoint.analysis.verdict import gap_quantiles
+from fixpoint.analysis.gap_verdict import gap_quantiles
 from fixpoint.data import Dataset
 from fixpoint.models import (
     ERNN,
@@ -172,7 +172,7 @@ def _fits_memory(recipe: Recipe) -> Iterator[None]:
     """A MemoryError that says what to do, where torch cannot allocate a tensor."""
     try:
         yield
-    except (RuntimeError, OverflowError, MemoryError) as error:
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
         text = str(error)
         known = (
             "can't allocate memory",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from fixpoint.training.engine.run_data import prepare, save_origin
 from fixpoint.training.experiment import build_model, make_fabric, run_experiment, tuned
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.recipe.toml import RECIPE, write_recipe
-from fixpoint.training.results.logs import Logs
+from fixpoint.training.results.logs import Logs, check_loggers
 from fixpoint.training.results.store import Record, Records, open_records
 from fixpoint.training.results.table import comparison_table
 from fixpoint.training.results.verdict import findings
@@ -29,7 +29,12 @@ LOCK = ".lock"
 
 
 def train_and_show(
-    console: Console, recipe: Recipe, *, out: Path, fresh: bool = False, tensorboard: bool = False
+    console: Console,
+    recipe: Recipe,
+    *,
+    out: Path,
+    fresh: bool = False,
+    loggers: Sequence[str] = (),
 ) -> Record:
     """Train a recipe unless it is finished, and show progress and result.
 
@@ -37,7 +42,7 @@ def train_and_show(
         console: where to print.
         out: folder of `runs.jsonl` and of a folder with the checkpoints of each recipe.
         fresh: discard what is there of this recipe.
-        tensorboard: also write event files for TensorBoard.
+        loggers: names in `fixpoint.training.LOGGERS`.
 
     Raises:
         ValueError: a value is wrong, or options do not go together; nothing is written then.
@@ -45,6 +50,7 @@ def train_and_show(
             recipe.
     """
     recipe = replace(recipe, model=resolve(recipe.model))
+    check_loggers(loggers)
     build_model(recipe, prepare(recipe).data)
     fabric = make_fabric(recipe.machine)
     if recipe.machine.devices > 1:
@@ -59,7 +65,7 @@ def train_and_show(
                 if fresh:
                     records.forget(recipe.key)
                     Logs.clear(out / recipe.key, keep=LOCK)
-            return _train(console, recipe, fabric, records, out=out, tensorboard=tensorboard)
+            return _train(console, recipe, fabric, records, out=out, loggers=loggers)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
@@ -72,7 +78,7 @@ def _train(
     records: Records | None,
     *,
     out: Path,
-    tensorboard: bool,
+    loggers: Sequence[str],
 ) -> Record:
     folder = out / recipe.key
     done = fabric.broadcast(records.by_key.get(recipe.key) if records else None)
@@ -87,7 +93,7 @@ def _train(
             folder,
             lambda epoch: progress.advance(recipe, epoch),
             fabric=fabric,
-            tensorboard=tensorboard,
+            loggers=loggers,
         )
         progress.stop(recipe)
     if records:
@@ -124,10 +130,10 @@ def _train_recipe(
     report: Callable[[Epoch], None],
     *,
     fabric: Fabric,
-    tensorboard: bool = False,
+    loggers: Sequence[str] = (),
 ) -> Record:
     def run(recipe: Recipe, folder: Path | None) -> Record:
-        logs = Logs(folder, tensorboard=tensorboard) if folder and fabric.is_global_zero else None
+        logs = Logs(folder, loggers) if folder and fabric.is_global_zero else None
 
         def note(epoch: Epoch) -> None:
             if logs:

@@ -1,14 +1,15 @@
-"""What a run leaves in its folder beside the checkpoints: recipe, history, TensorBoard events."""
+"""What is written after each epoch beside the checkpoint: history.csv, other loggers."""
 
 from __future__ import annotations
 
 import csv
 import io
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fixpoint._messages import missing_extra
+from fixpoint._messages import missing_extra, unknown_name
 from fixpoint.training.engine.checkpoint import replace_file
 
 if TYPE_CHECKING:
@@ -16,22 +17,22 @@ if TYPE_CHECKING:
 
 
 class Logs:
-    """`history.csv`, one line an epoch, and event files for TensorBoard if asked for.
+    """`history.csv`, one line an epoch, and what other loggers write.
 
     Args:
         folder: of the run; made if need be.
-        tensorboard: write events to `folder/tensorboard`.
+        loggers: names in `LOGGERS`.
 
     Raises:
-        ValueError: TensorBoard is asked for and not installed.
+        ImportError: its package is not installed.
         OSError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool = False) -> None:
+    def __init__(self, folder: Path, loggers: Sequence[str] = ()) -> None:
         self.folder = folder
         self.rows: list[dict[str, Any]] = []
         folder.mkdir(parents=True, exist_ok=True)
-        self.writer: Any = _writer(folder / "tensorboard") if tensorboard else None
+        self.calls = [LOGGERS[name](folder) for name in loggers]
 
     def add(self, epoch: Epoch) -> None:
         """Note an epoch; one that was done before a stop replaces what was noted of it then."""
@@ -41,11 +42,8 @@ class Logs:
         table.writeheader()
         table.writerows(self.rows)
         self.write_text(self.folder / "history.csv", text.getvalue())
-        if self.writer:
-            for name, value in self.rows[-1].items():
-                if value is not None and name != "number":
-                    self.writer.add_scalar(name, value, epoch.number)
-            self.writer.flush()
+        for call in self.calls:
+            call(epoch)
 
     @staticmethod
     def write_text(path: Path, text: str) -> None:
@@ -74,11 +72,39 @@ class Logs:
                 path.unlink()
 
 
-def _writer(folder: Path) -> Any:
+def check_loggers(names: Sequence[str]) -> None:
+    """Refuse names that are not in `LOGGERS`.
+
+    Raises:
+        ValueError: one is unknown.
+    """
+    for name in names:
+        if name not in LOGGERS:
+            raise ValueError(unknown_name("logger", name, LOGGERS))
+
+
+def _tensorboard(folder: Path) -> Callable[[Epoch], None]:
+    """Events in `folder/tensorboard`."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise missing_extra("--tensorboard", "tensorboard", "tensorboard") from None
     # Events of an earlier part of the run would be there twice.
-    Logs.clear(folder)
-    return SummaryWriter(folder)
+    Logs.clear(folder / "tensorboard")
+    writer: Any = SummaryWriter(folder / "tensorboard")
+
+    def log(epoch: Epoch) -> None:
+        for name, value in epoch._asdict().items():
+            if value is not None and name != "number":
+                writer.add_scalar(name, value, epoch.number)
+        writer.flush()
+
+    return log
+
+
+LOGGERS: dict[str, Callable[[Path], Callable[[Epoch], None]]] = {"tensorboard": _tensorboard}
+"""Loggers by the name that --logger takes; a plugin may add others.
+
+Each is called with the folder of a run and returns what is called with each `Epoch`, those from
+before a stop included: `LOGGERS["wandb"] = lambda folder: lambda epoch: run.log(epoch._asdict())`.
+"""

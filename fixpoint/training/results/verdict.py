@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fixpoint._messages import percent
-from fixpoint.analysis.verdict import equilibrium_verdict
+from fixpoint.analysis.gap_verdict import equilibrium_verdict
 from fixpoint.training.recipe.names import run_label
 from fixpoint.training.results.store import Record
 

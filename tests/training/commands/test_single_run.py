@@ -373,6 +373,8 @@ class Halved(Picard):
 SOLVERS["halved"] = Halved
 CELLS["mine"] = SelfFeedbackMap
 fixpoint.training.LAYERS["plain"] = torch.nn.RNN
+seen = []
+fixpoint.training.LOGGERS["mine"] = lambda folder: lambda epoch: seen.append((folder, epoch))
 """
 
 
@@ -385,7 +387,7 @@ def plugin(tmp_path):
     path = tmp_path / "plugin.py"
     path.write_text(PLUGIN)
     yield path
-    for registry in (SOLVERS, CELLS, fixpoint.training.LAYERS):
+    for registry in (SOLVERS, CELLS, fixpoint.training.LAYERS, fixpoint.training.LOGGERS):
         for name in ("halved", "mine", "plain"):
             registry.pop(name, None)
 
@@ -395,8 +397,10 @@ def test_a_plugin_registers_solver_cell_and_model(tmp_path, plugin):
     result = invoke("--solver", "halved", "--cell", "mine", *out)
     assert result.exit_code == 0, result.output
     assert "ERNN (halved, mine)" in " ".join(result.stdout.split())
-    result = invoke("--model", "plain", *out)
+    result = invoke("--model", "plain", "--logger", "mine", *out)
     assert result.exit_code == 0, result.output
+    (seen,) = (m.seen for name, m in sys.modules.items() if name.startswith("fixpoint_plugin_"))
+    assert [epoch.number for _, epoch in seen] == [1, 2]
     lines = (tmp_path / "out" / "runs.jsonl").read_text().splitlines()
     keys = {json.loads(line)["key"] for line in lines}
     # Another content of the file is another run.
@@ -420,6 +424,7 @@ def test_classes_by_their_place(tmp_path):
     ("arguments", "message"),
     [
         (["--plugin", "nowhere.py"], "the plugin .*nowhere.py cannot be imported .*path of a .py"),
+        (["--logger", "wandbb"], "unknown logger 'wandbb': expected one of tensorboard"),
         (["--cell", "nowhere:Cell"], "the cell 'nowhere:Cell' cannot be imported: No module named"),
         (["--hidden", "100000000"], "not enough memory for model.hidden=100000000"),
     ],

@@ -146,7 +146,7 @@ def test_findings_name_the_condition_and_negative_steps():
     ],
 )
 def test_compare_and_diagnose_give_one_verdict(gap, verdict):
-    from fixpoint.analysis.verdict import equilibrium_verdict
+    from fixpoint.analysis.gap_verdict import equilibrium_verdict
 
     assert verdict in findings(changed(gap=gap))
     assert equilibrium_verdict(gap)[1] in findings(changed(gap=gap))

@@ -20,7 +20,7 @@ def gap_quantiles(gap: Tensor) -> tuple[float, float, float] | None:
 
     Example:
         >>> import torch
-        >>> from fixpoint.analysis.verdict import gap_quantiles
+        >>> from fixpoint.analysis.gap_verdict import gap_quantiles
         >>> gap_quantiles(torch.linspace(0, 1, 11).double())
         (0.1, 0.5, 0.9)
     """
@@ -43,7 +43,7 @@ def equilibrium_verdict(quantiles: Sequence[float]) -> tuple[str, str]:
         quantiles: see `gap_quantiles`.
 
     Example:
-        >>> from fixpoint.analysis.verdict import equilibrium_verdict
+        >>> from fixpoint.analysis.gap_verdict import equilibrium_verdict
         >>> equilibrium_verdict((0.0, 1e-4, 2e-3))[1]
         'This layer equilibrates: its states solve h = phi(h).'
     """
