@@ -20,6 +20,7 @@ from fixpoint.analysis.convergence_rate import ConvergenceRate, convergence_rate
 from fixpoint.analysis.diagnosis import Diagnosis, describe, diagnose
 from fixpoint.analysis.evenly_spaced import evenly_spaced
 from fixpoint.analysis.hidden_states import gradient_norms, hidden_states, jacobian_spectrum
+from fixpoint.analysis.lyapunov import LyapunovExponent, lyapunov_exponent
 from fixpoint.analysis.scalar.iteration import (
     scalar_equilibrium,
     tanh_newton_steps,
@@ -56,6 +57,7 @@ __all__ = [
     "FeasibleEta",
     "GradientError",
     "History",
+    "LyapunovExponent",
     "ParameterDrift",
     "ResidualCurve",
     "WorkPoint",
@@ -79,6 +81,7 @@ __all__ = [
     "jacobian_spectrum",
     "learned_eta",
     "least_squares_line",
+    "lyapunov_exponent",
     "parameter_drift",
     "residual_curves",
     "scalar_equilibrium",

@@ -1,6 +1,7 @@
 """Recurrences solved for all time steps at once: parallel in time."""
 
 from fixpoint.sequence.adjoint import SequenceAdjoint
+from fixpoint.sequence.bound import leaky_error_bound
 from fixpoint.sequence.jacobians import (
     DenseJacobian,
     DiagonalJacobian,
@@ -17,6 +18,7 @@ __all__ = [
     "SequenceAdjoint",
     "SequenceJacobian",
     "ZeroJacobian",
+    "leaky_error_bound",
     "solve_equilibrium_sequence",
     "solve_sequence",
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fixpoint.sequence.affine_scan import ZeroScan
 from fixpoint.sequence.jacobians import SequenceJacobian
 from fixpoint.sequence.recurrence import Recurrence
 from fixpoint.solution import Result, Solution
@@ -27,14 +29,14 @@ class Tolerance(NamedTuple):
     def is_set(self) -> bool:
         return self.rtol > 0 or self.atol > 0
 
-    def scaled(self, delta: Tensor, state: Tensor) -> Tensor:
-        """max over t of rms(delta_t) / (atol + rtol rms(state_t)), (B,), for (T, B, n) each."""
-        n = max(delta.shape[2], 1)
-        size, norm = _norm(delta), _norm(state)
-        scale = norm * self.rtol + self.atol * n**0.5
-        # 0 / 0 is a state that nothing moves; NaN / 0 is NaN.
-        ratio = torch.where(size == 0, 0.0, size / scale)
-        return ratio.amax(0)
+    def measure(self, r: Tensor, delta: Tensor, state: Tensor) -> Tensor:
+        """Scaled residual and norm of r of each sample, (2, B), for (T, B, n) each.
+
+        The first is the maximum over t of rms(delta_t) / (atol + rtol rms(state_t)).
+        """
+        scale = (_norm(state) * self.rtol).add_(self.atol * max(r.shape[2], 1) ** 0.5)
+        ratio = _norm(delta).div_(scale.clamp_min_(torch.finfo(r.dtype).tiny))
+        return torch.stack([ratio.amax(0), torch.linalg.vector_norm(_norm(r), dim=0)])
 
 
 def rounding_tolerance(T: int, dtype: torch.dtype) -> float:
@@ -43,27 +45,31 @@ def rounding_tolerance(T: int, dtype: torch.dtype) -> float:
 
 
 class Progress:
-    """Which samples are active, converged or lost, from one scaled residual after another."""
+    """Which samples are active, converged or lost, from one measurement after another."""
 
-    def __init__(self, B: int, device: torch.device) -> None:
-        self.previous = torch.full((B,), torch.inf, device=device)
-        self.growths = torch.zeros(B, dtype=torch.int8, device=device)
+    def __init__(self, B: int) -> None:
+        self.previous, self.growths = [math.inf] * B, [0] * B
 
-    def observe(self, residual: Tensor, size: Tensor) -> Tensor:
-        """A `Result` for each sample, MAX_ITER standing for those that are still active.
+    def observe(self, measured: Tensor) -> tuple[list[float], list[Result]]:
+        """Residual and `Result` of each sample, MAX_ITER for those that are still active."""
+        residuals, sizes = measured.tolist()
+        results = []
+        for i, (residual, size) in enumerate(zip(residuals, sizes, strict=True)):
+            self.growths[i] = self.growths[i] + 1 if size > self.previous[i] else 0
+            self.previous[i] = size
+            results.append(self._result(i, residual, size))
+        return residuals, results
 
-        From the scaled residual and the norm of r over the whole sequence, (B,) each.
-        """
-        self.growths = torch.where(size > self.previous, self.growths + 1, 0)
-        self.previous = size
-        result = torch.full_like(self.growths, int(Result.MAX_ITER))
-        result[self.growths >= GROWTHS] = int(Result.STALLED)
-        result[residual <= 1] = int(Result.CONVERGED)
-        result[~residual.isfinite()] = int(Result.NONFINITE)
-        return result
+    def _result(self, i: int, residual: float, size: float) -> Result:
+        if math.isnan(residual) or not math.isfinite(size):
+            return Result.NONFINITE
+        if residual <= 1:
+            return Result.CONVERGED
+        return Result.STALLED if self.growths[i] >= GROWTHS else Result.MAX_ITER
 
-    def select(self, samples: Tensor) -> None:
-        self.previous, self.growths = self.previous[samples], self.growths[samples]
+    def select(self, samples: list[int]) -> None:
+        self.previous = [self.previous[i] for i in samples]
+        self.growths = [self.growths[i] for i in samples]
 
 
 @torch.no_grad()
@@ -78,41 +84,52 @@ def iterate(
     path = recurrence.h0.new_empty(T + 1, B, n)
     path[0] = recurrence.h0
     path[1:] = recurrence.h0 if start is None else start
-    whole, rows = path, torch.arange(B, device=path.device)
-    residual = path.new_zeros(B) if tolerance.is_set else None
-    iterations = torch.full((B,), tolerance.max_iter, dtype=torch.int64, device=path.device)
-    result = torch.full((B,), int(Result.FIXED_STEPS), dtype=torch.int8, device=path.device)
-    progress, products = Progress(B, path.device), 0
-    k = 0
-    while True:
-        if residual is None and k == tolerance.max_iter:
-            break
+    whole, rows = path, list(range(B))
+    residuals, iterations = [0.0] * B, [tolerance.max_iter] * B
+    results = [Result.MAX_ITER if tolerance.is_set else Result.FIXED_STEPS] * B
+    progress, products, k = Progress(B), 0, 0
+    while rows and (tolerance.is_set or k < tolerance.max_iter):
         F, scan, made = jacobian.linearize(recurrence, path)
         products += made
         r = F - path[1:]
-        size = torch.linalg.vector_norm(r, dim=(0, 2))
+        if not tolerance.is_set:
+            path[1:] += scan.forward(r)
+            k += 1
+            continue
+        size = r if isinstance(scan, ZeroScan) else r.clone()
         delta = scan.forward(r)
-        if residual is not None:
-            seen = tolerance.scaled(delta, path[1:])
-            now = progress.observe(seen, size)
-            residual[rows], iterations[rows], result[rows] = seen, k, now
-            # A sample that has converged takes the measured update too: it costs nothing.
-            path[1:] += torch.where((now == Result.CONVERGED)[:, None], delta, 0.0)
-            active = (now == Result.MAX_ITER).nonzero().flatten()
-            if k == tolerance.max_iter or not len(active):
+        seen, now = progress.observe(tolerance.measure(size, delta, path[1:]))
+        for row, value, result in zip(rows, seen, now, strict=True):
+            residuals[row], iterations[row], results[row] = value, k, result
+        done = [i for i, result in enumerate(now) if result == Result.CONVERGED]
+        active = [i for i, result in enumerate(now) if result == Result.MAX_ITER]
+        if len(active) == len(rows):
+            if k == tolerance.max_iter:
                 break
-            if len(active) < len(rows):
-                if path is not whole:
-                    whole[:, rows] = path
-                rows, path, delta = rows[active], path[:, active], delta[:, active]
-                recurrence = recurrence.select(active)
-                progress.select(active)
-        path[1:] += delta
+            path[1:] += delta
+        else:
+            # A sample that has converged takes the measured update too: it costs nothing.
+            path[1:, done] += delta[:, done]
+            if path is not whole:
+                whole[:, rows] = path
+            if k == tolerance.max_iter or not active:
+                break
+            chosen = torch.tensor(active, device=path.device)
+            rows, path = [rows[i] for i in active], path[:, chosen]
+            path[1:] += delta[:, chosen]
+            recurrence = recurrence.select(chosen)
+            progress.select(active)
         k += 1
     if path is not whole:
         whole[:, rows] = path
     return Solution(
-        whole[1:], residual, iterations, k + (residual is not None), result, None, products
+        whole[1:],
+        path.new_tensor(residuals) if tolerance.is_set else None,
+        torch.tensor(iterations, device=path.device),
+        k + tolerance.is_set,
+        torch.tensor([int(result) for result in results], dtype=torch.int8, device=path.device),
+        None,
+        products,
     )
 
 
@@ -125,24 +142,33 @@ def iterate_linear(
 ) -> Solution:
     """u = map_of(u), a linear map plus g, (T, B, n), by u <- u + precondition(map_of(u) - u)."""
     u, B = precondition(g.clone()), g.shape[1]
-    progress, frozen = Progress(B, g.device), torch.zeros(B, dtype=torch.bool, device=g.device)
-    residual, iterations = g.new_zeros(B), torch.zeros(B, dtype=torch.int64, device=g.device)
-    result = torch.full((B,), int(Result.MAX_ITER), dtype=torch.int8, device=g.device)
-    for k in range(tolerance.max_iter + 1):
+    progress, active = Progress(B), list(range(B))
+    residuals, iterations, results = [0.0] * B, [0] * B, [Result.MAX_ITER] * B
+    k = 0
+    while active:
         r = map_of(u) - u
-        size = torch.linalg.vector_norm(r, dim=(0, 2))
-        delta = precondition(r)
-        seen = tolerance.scaled(delta, u)
-        now = progress.observe(seen, size)
-        residual = torch.where(frozen, residual, seen)
-        result = torch.where(frozen, result, now)
-        iterations = torch.where(frozen, iterations, k)
+        delta = precondition(r.clone())
+        seen, now = progress.observe(tolerance.measure(r, delta, u))
+        for i in active:
+            residuals[i], iterations[i], results[i] = seen[i], k, now[i]
         # A sample that is done takes its last update too, which costs nothing and helps.
-        u = torch.where(frozen[:, None], u, u + delta)
-        frozen = result != Result.MAX_ITER
-        if k == tolerance.max_iter or bool(frozen.all()):
+        if len(active) == B:
+            u = u + delta
+        else:
+            u[:, active] += delta[:, active]
+        active = [i for i in active if now[i] == Result.MAX_ITER]
+        if k == tolerance.max_iter:
             break
-    return Solution(u, residual, iterations, k + 1, result, None, k + 1)
+        k += 1
+    return Solution(
+        u,
+        g.new_tensor(residuals),
+        torch.tensor(iterations, device=g.device),
+        k,
+        torch.tensor([int(result) for result in results], dtype=torch.int8, device=g.device),
+        None,
+        k,
+    )
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -53,16 +53,26 @@ def sequential_tangent(recurrence: Recurrence, path: Tensor, g: Tensor) -> Tenso
     With a joint equilibrium the inputs g are those of the transpose: e_t = y_t, where
     (I - d phi / d h) y_t = g_t + (d phi / d h_prev) y_{t-1}.
     """
-    out = torch.empty_like(g)
+    out, e = torch.empty_like(g), torch.zeros_like(g[0])
     for t, step in enumerate(recurrence.steps()):
-        total = g[t]
-        if t:
-            total = total + _jvp(step, path[t + 1], path[t], out[t - 1])
-        if recurrence.joint:
-            F, h, _ = _tracked(step, path, t)
-            total = _solve_inner(F, h, total, transposed=False)
-        out[t] = total
+        e = advance_tangent(step, path[t + 1], path[t], e, g[t], joint=recurrence.joint)
+        out[t] = e
     return out
+
+
+def advance_tangent(
+    step: RowMap, h: Tensor, h_prev: Tensor, e: Tensor, g: Tensor | None = None, *, joint: bool
+) -> Tensor:
+    """J e + g, (B, n), for one step from h_prev to h; see `sequential_tangent`."""
+    total = _jvp(step, h, h_prev, e)
+    if g is not None:
+        total = total + g
+    if not joint:
+        return total
+    h = h.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        F = step(h, h_prev)
+    return _solve_inner(F, h, total, transposed=False)
 
 
 def _equilibrium_map(step: RowMap, h_prev: Tensor) -> Callable[[Tensor], Tensor]:

@@ -24,6 +24,7 @@ from fixpoint.models.rnn.parallel import (
     ParallelForm,
     checked_time,
     gated_form,
+    is_traced,
     leaky_form,
     parallel_pays,
     solve_states,
@@ -140,18 +141,22 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
 
     def _states_in_time(self, x: Tensor, h0: Tensor, last_only: bool) -> Tensor:
         """`states`, for all time steps at once where `time` says so."""
-        if len(x) < 2 or not self._takes_parallel_path(x, h0):
+        form = self._parallel_form_to_take(x, h0) if len(x) > 1 else None
+        if form is None:
             return self.states(x, h0, last_only=last_only)
-        states, self.time_solution = solve_states(self.parallel_form(x, h0), h0)
+        states, self.time_solution = solve_states(form, h0)
         if self.time == "parallel" and not self._warned_of_fallback:
             self._warned_of_fallback = warn_of_fallback(self.time_solution, type(self).__name__)
         return states[-1] if last_only else states
 
-    def _takes_parallel_path(self, x: Tensor, h0: Tensor) -> bool:
-        if self.time != "auto":
-            return self.time == "parallel"
+    def _parallel_form_to_take(self, x: Tensor, h0: Tensor) -> ParallelForm | None:
+        if self.time == "parallel":
+            return self.parallel_form(x, h0)
         fused = self.implementation != "reference" and self.no_fused_path() is None
-        return not fused and self.no_parallel_path() is None and parallel_pays(x, h0)
+        if self.time == "sequential" or fused or is_traced() or self.no_parallel_path():
+            return None
+        form = self.parallel_form(x, h0)
+        return form if parallel_pays(form, h0) else None
 
     def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
         rows, h = self.rows(x, hx)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import inside_transform
+from fixpoint._torch import inside_transform, tree_leaves
 from fixpoint._tree import Tree
 from fixpoint.failure import ConvergenceWarning
 from fixpoint.models.ops.common.activations import ACTIVATIONS
@@ -28,12 +28,12 @@ from fixpoint.solvers import IterativeSolver
 
 TimeMode = Literal["sequential", "parallel", "auto"]
 
-WINDOW = 128
-"""Most inner steps that are solved at once: what the cache of a core holds, and few iterations."""
-LEAST_STEPS = 64
-"""Fewest time steps for which "auto" solves all at once."""
-MOST_UNITS = 4096
-"""Most units B n of a step on the CPU: above, its arithmetic takes longer than its overhead."""
+CACHED = 2**16
+"""Numbers T B n of a window on the CPU: as many as stay in the cache of a core."""
+LEAST_STEPS = 512
+"""Fewest time steps for which "auto" solves all at once on the CPU."""
+MOST_UNITS = 64
+"""Most units B n of a step on the CPU: above, a few sweeps over all steps cost more than a loop."""
 
 
 class ParallelForm(NamedTuple):
@@ -62,7 +62,7 @@ def checked_time(time: str) -> str:
 
 def solve_states(form: ParallelForm, h0: Tensor) -> tuple[Tensor, Solution]:
     """h_1 .. h_T, (T, B, n), and the `Solution` of all (inner) steps without its z."""
-    window = WINDOW if h0.device.type == "cpu" else None
+    window = max(32, CACHED // max(h0.numel(), 1)) if h0.device.type == "cpu" else None
     if form.solver is None:
         solution = solve_sequence(form.step, form.x, h0, jacobian=form.jacobian, window=window)
     else:
@@ -80,11 +80,21 @@ def solve_states(form: ParallelForm, h0: Tensor) -> tuple[Tensor, Solution]:
     return states, replace(solution, z=None)
 
 
-def parallel_pays(x: Tensor, h0: Tensor) -> bool:
-    """Whether all steps at once are expected to be faster than a Python loop over them."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or inside_transform():
+def parallel_pays(form: ParallelForm, h0: Tensor) -> bool:
+    """Whether all steps at once are expected to be faster than a Python loop over them.
+
+    By measurement (docs/parallel_in_time.md): for few units and long sequences, where the Jacobian
+    costs nothing. No GPU has been measured.
+    """
+    if isinstance(form.jacobian, str) or form.solver is not None or h0.device.type != "cpu":
         return False
-    return len(x) >= LEAST_STEPS and (h0.device.type != "cpu" or h0.numel() <= MOST_UNITS)
+    steps = tree_leaves(form.x)[0].shape[0]
+    return steps >= LEAST_STEPS and h0.numel() <= MOST_UNITS
+
+
+def is_traced() -> bool:
+    """Whether a tracer or a transform runs, which cannot follow a loop that depends on data."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or inside_transform()
 
 
 def warn_of_fallback(solution: Solution, name: str) -> bool:

@@ -164,11 +164,16 @@ def test_a_recurrence_that_does_not_contract_warns_once():
 
 
 def test_auto_takes_the_fused_path_where_there_is_one():
-    x, _ = inputs(torch.float32)
     fused, plain = ERNN(d, n, time="auto"), ERNN(d, n, time="auto", implementation="reference")
-    long = torch.randn(200, B, d)
-    fused(long), plain(x), plain(long)
+    own = OwnRNN(d, n, time="auto")
+    for layer in (fused, plain, own):
+        layer(torch.randn(40, B, d))
+        layer(torch.randn(600, 60, d))
+        assert layer.l0.time_solution is None
+    long = torch.randn(600, B, d)
+    fused(long), plain(long), own(long)
     assert fused.l0.time_solution is None
+    assert own.l0.time_solution is None  # of an unknown Jacobian
     assert plain.l0.time_solution.converged.all()
 
 
