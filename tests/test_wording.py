@@ -23,7 +23,6 @@ NAMES = {
     "check_pair": "check_compatible",
     "contract": "bound_spectral_norm",
     "drive": "input_projection",
-    "execute": "run_experiment",
     "held": "frozen, or held_out of data",
     "isolate": "mask_nonfinite",
     "judge": "accept_or_backtrack",

@@ -13,7 +13,7 @@ Integers = np.ndarray
 VALUE_LIMIT = 32767
 """Largest absolute value of what a matrix is multiplied by, 16 bits."""
 STATE_LIMIT = 32767 << 16
-"""Of the state, 32 bits of which the upper 16 are multiplied."""
+"""Of the state, 32 bits; the upper 16 are multiplied."""
 SUM_LIMIT = 1 << 28
 """Of each term of a sum: seven of them fit in 32 bits."""
 SIGMA_LIMIT = 1 << 44
@@ -46,7 +46,7 @@ class Factor(NamedTuple):
 
     @classmethod
     def of(cls, factor: float, largest: int) -> Factor:
-        """The nearest factor with which values up to `largest` stay below 2^62.
+        """The nearest factor with which values up to `largest` are below 2^62.
 
         >>> Factor.of(0.75, 1000)
         Factor(mantissa=805306368, shift=30)

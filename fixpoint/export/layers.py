@@ -23,7 +23,7 @@ from fixpoint.solvers import InexactNewton
 Factors = tuple[Tensor, ...]
 """A matrix as a product of one or two factors, the left one first."""
 
-Watch = Callable[[str, Tensor], Tensor]
+Observer = Callable[[str, Tensor], Tensor]
 """Called with the name and value of each intermediate result; gives what is computed with."""
 
 
@@ -86,7 +86,7 @@ class Recurrence:
         return inputs + self.updates * (products + (2 if self.mix is None else 3) * n)
 
     def step(
-        self, x: Tensor, h: Tensor, t: int | Tensor, watch: Watch = lambda name, value: value
+        self, x: Tensor, h: Tensor, t: int | Tensor, watch: Observer = lambda name, value: value
     ) -> Tensor:
         """h_t, (B, n), of x_t, (B, d), and h_{t-1}, (B, n)."""
         sigma = ACTIVATIONS[self.nonlinearity]
@@ -237,7 +237,7 @@ def _rows(bias: Tensor | None, size: int) -> Tensor:
     return torch.zeros(1, size) if bias is None else bias.reshape(1, size)
 
 
-def _apply(factors: Factors, value: Tensor, name: str, watch: Watch) -> Tensor:
+def _apply(factors: Factors, value: Tensor, name: str, watch: Observer) -> Tensor:
     """The product of the factors with value (B, columns); the value between them is name + "2"."""
     if len(factors) == 2:
         value = watch(name + "2", value @ factors[1].mT)

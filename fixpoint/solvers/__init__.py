@@ -1,12 +1,5 @@
 """Solvers of z = phi(z), by class or by name."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
-from fixpoint._messages import unknown_name
 from fixpoint.solvers.adapters.scipy_adapter import SciPySolver
 from fixpoint.solvers.adapters.torchdeq_adapter import TorchDEQSolver, register_torchdeq
 from fixpoint.solvers.anderson import Anderson
@@ -16,41 +9,7 @@ from fixpoint.solvers.broyden import Broyden
 from fixpoint.solvers.inexact_newton import InexactNewton
 from fixpoint.solvers.newton import Newton
 from fixpoint.solvers.picard import Picard
-
-SOLVERS: dict[str, Callable[..., IterativeSolver]] = {
-    "picard": Picard,
-    "inexact-newton": InexactNewton,
-    "anderson": Anderson,
-    "broyden": Broyden,
-    "barzilai-borwein": BarzilaiBorwein,
-    "newton": Newton,
-    "newton-krylov": partial(Newton, linear="gmres"),
-}
-"""Every solver by the name that the command line and `solve` take."""
-
-
-def make_solver(solver: str | Solver, **options: Any) -> Solver:
-    """The solver of that name with these options; a solver is returned as it is.
-
-    Raises:
-        ValueError: no solver has that name.
-        TypeError: an option is unknown, or options come with a ready solver.
-
-    Example:
-        >>> from fixpoint import make_solver
-        >>> make_solver("broyden", rtol=1e-4).rtol
-        0.0001
-    """
-    if isinstance(solver, Solver):
-        if options:
-            raise TypeError(
-                f"options {sorted(options)} were given with a ready solver; pass them to its class"
-            )
-        return solver
-    if solver not in SOLVERS:
-        raise ValueError(unknown_name("solver", solver, SOLVERS))
-    return SOLVERS[solver](**options)
-
+from fixpoint.solvers.registry import SOLVERS, make_solver
 
 __all__ = [
     "SOLVERS",

@@ -17,6 +17,7 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Stall
 from fixpoint.solvers.base import Solver, SolverOptions
 from fixpoint.solvers.finite_differences import derivatives_of
+from fixpoint.solvers.registry import SOLVERS, make_solver
 from fixpoint.solvers.residual import ResidualNorm
 from fixpoint.solvers.status import classify, has_stalled
 
@@ -261,8 +262,6 @@ def register_torchdeq(prefix: str = "fixpoint-") -> list[str]:
     except ModuleNotFoundError:
         raise missing_extra("register_torchdeq", "torchdeq", "bench") from None
 
-    from fixpoint.solvers import SOLVERS
-
     names = [name for name in SOLVERS if name != "inexact-newton"]
     for name in names:
         register_solver(prefix + name, partial(_as_theirs, name))
@@ -281,8 +280,6 @@ def _as_theirs(
     **options: Any,
 ) -> tuple[Tree, list[Tree], dict[str, Tensor]]:
     """Our solver of that name with torchdeq's signature and results."""
-    from fixpoint.solvers import make_solver
-
     packing = Packing(x0, batched=not isinstance(x0, Tensor) or x0.dim() > 0)
     z0, max_iter, indexing = packing.pack(x0), int(max_iter), indexing or ()
     solver = make_solver(
