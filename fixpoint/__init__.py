@@ -46,6 +46,7 @@ __all__ = [
     "Broyden",
     "ConvergenceError",
     "ConvergenceWarning",
+    "ErrorEstimate",
     "FixedPoint",
     "Implicit",
     "InexactNewton",

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
     peek_interpreter_stack,
@@ -30,6 +32,7 @@ __all__ = [
     "graph_clock",
     "inside_forward_mode",
     "inside_transform",
+    "inside_vmap",
     "is_functorch_wrapped_tensor",
     "made_since",
     "no_gradients",
@@ -46,6 +49,15 @@ __all__ = [
 def inside_transform() -> bool:
     """Whether a torch.func transform (jvp, vmap, jacrev, ...) is active."""
     return peek_interpreter_stack() is not None
+
+
+def inside_vmap(x: Tensor) -> bool:
+    """Whether x has an axis that torch.func.vmap hides."""
+    while is_functorch_wrapped_tensor(x):
+        if is_batchedtensor(x):
+            return True
+        x = get_unwrapped(x)
+    return False
 
 
 def version(x: Tensor) -> int:

@@ -20,12 +20,12 @@ SINGLE = tree_structure(0)
 
 
 class Packing:
-    """How the tree `z0` lies in a (B, D) matrix.
+    """How the tree `z0` lies in a (B, D) matrix; complex numbers are pairs of real ones.
 
     With `batched=False` the leaves have no batch axis and B = 1.
 
     Raises:
-        TypeError: a leaf is not a floating-point tensor, or dtypes or devices differ.
+        TypeError: a leaf is not a floating-point or complex tensor, or dtypes or devices differ.
         ValueError: no leaves, a 0-d leaf of a batched tree, or batch sizes that differ.
     """
 
@@ -35,20 +35,29 @@ class Packing:
         _check_leaves(leaves, batched)
         self.batched = batched
         self.shapes = [leaf.shape for leaf in leaves]
-        self.dtype = leaves[0].dtype
+        self.dtypes = [leaf.dtype for leaf in leaves]
+        self.dtype = _real_dtype(leaves[0])
         self.rows = leaves[0].shape[0] if batched else 1
         self.columns = [leaf.numel() // max(self.rows, 1) for leaf in leaves]
         if self.rows == 0:
             self.columns = [shape[1:].numel() for shape in self.shapes]
-        self.is_matrix = single and batched and z0.dim() == 2
+        self.columns = [
+            2 * d if dtype.is_complex else d
+            for d, dtype in zip(self.columns, self.dtypes, strict=True)
+        ]
+        self.is_matrix = single and batched and z0.dim() == 2 and not z0.is_complex()
 
     def pack(self, tree: Tree) -> Tensor:
         """The tree as one (B, D) matrix; no copy where the tree is one tensor."""
         if self.is_matrix and isinstance(tree, Tensor) and tree.shape == self.shapes[0]:
-            return self._same_dtype(tree)
-        leaves = [self._same_dtype(leaf) for leaf in self._matching_leaves(tree)]
+            return self._same_dtype(tree, self.dtype)
+        leaves = [
+            self._same_dtype(leaf, dtype)
+            for leaf, dtype in zip(self._matching_leaves(tree), self.dtypes, strict=True)
+        ]
         if self.is_matrix:
             return leaves[0]
+        leaves = [torch.stack((x.real, x.imag), -1) if x.is_complex() else x for x in leaves]
         flat = [x.reshape(self.rows, d) for x, d in zip(leaves, self.columns, strict=True)]
         return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
 
@@ -57,14 +66,23 @@ class Packing:
         if self.is_matrix:
             return matrix
         parts = matrix.split(self.columns, dim=1)
-        leaves = [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        leaves = [
+            _as_complex(part).reshape(shape) if dtype.is_complex else part.reshape(shape)
+            for part, shape, dtype in zip(parts, self.shapes, self.dtypes, strict=True)
+        ]
         return tree_unflatten(leaves, self.structure)
 
-    def wrap(self, phi: Map) -> Callable[[Tensor], Tensor]:
+    def start(self, z0: Tree) -> Tensor:
+        """z0 as one (B, D) matrix that gradients may lead through."""
+        z = self.pack(z0)
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return z
+        # Autograd refuses a tensor made in inference mode, and a reshaped view of one.
+        return z.clone() if z.is_inference() else z
+
+    def wrap(self, phi: Map) -> PackedMap:
         """phi as a map of (B, D) matrices."""
-        if self.is_matrix:
-            return lambda z: self.pack(phi(z))
-        return lambda z: self.pack(phi(self.unpack(z)))
+        return PackedMap(phi, self)
 
     def _matching_leaves(self, tree: Tree) -> list[Tensor]:
         leaves, structure = tree_flatten(tree)
@@ -81,15 +99,42 @@ class Packing:
             )
         return leaves
 
-    def _same_dtype(self, leaf: Tensor) -> Tensor:
-        if leaf.dtype == self.dtype:
+    def _same_dtype(self, leaf: Tensor, dtype: torch.dtype) -> Tensor:
+        if leaf.dtype == dtype:
             return leaf
-        if torch.is_autocast_enabled(leaf.device.type):
-            return leaf.to(self.dtype)
+        lowered = torch.is_autocast_enabled(leaf.device.type)
+        if lowered and leaf.dtype.is_floating_point and dtype.is_floating_point:
+            return leaf.to(dtype)
         raise TypeError(
-            f"phi must return the dtype of its input, {self.dtype}; it returned {leaf.dtype}: "
+            f"phi must return the dtype of its input, {dtype}; it returned {leaf.dtype}: "
             "cast inside phi, or start from a z0 of that dtype"
         )
+
+
+class PackedMap:
+    """phi as a map of (B, D) matrices.
+
+    Attributes:
+        columns: numbers of each leaf of the tree that phi maps.
+    """
+
+    def __init__(self, phi: Map, packing: Packing) -> None:
+        self.phi, self.packing = phi, packing
+        self.columns = packing.columns
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.packing.pack(self.phi(self.packing.unpack(z)))
+
+
+def _real_dtype(leaf: Tensor) -> torch.dtype:
+    """That of the leaf, or of the parts of its complex numbers."""
+    return leaf.real.dtype if leaf.is_complex() else leaf.dtype
+
+
+def _as_complex(part: Tensor) -> Tensor:
+    """Pairs of real and imaginary parts, (B, 2 d), as complex numbers, (B, d)."""
+    pairs = part.reshape(len(part), -1, 2)
+    return torch.complex(pairs[..., 0], pairs[..., 1])
 
 
 def _check_leaves(leaves: list[Any], batched: bool) -> None:
@@ -98,10 +143,10 @@ def _check_leaves(leaves: list[Any], batched: bool) -> None:
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise TypeError(f"z0 must be a tree of tensors; it holds a {type(leaf).__name__}")
-        if not leaf.dtype.is_floating_point:
+        if not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
             raise TypeError(
-                f"z0 must be a floating-point tensor, not {leaf.dtype}: pass z0.float() or "
-                "z0.double()"
+                f"z0 must be a floating-point or complex tensor, not {leaf.dtype}: pass "
+                "z0.float() or z0.double()"
             )
         if batched and leaf.dim() == 0:
             raise ValueError(
@@ -117,7 +162,7 @@ def _check_leaves(leaves: list[Any], batched: bool) -> None:
             "if they have no batch axis"
         )
     for what, kinds in (
-        ("dtype", {leaf.dtype for leaf in leaves}),
+        ("dtype", {_real_dtype(leaf) for leaf in leaves}),
         ("device", {leaf.device for leaf in leaves}),
     ):
         if len(kinds) > 1:

@@ -27,7 +27,8 @@ def solve(
     Args:
         phi: map of a tree like z0 to one of the same structure, shapes and dtype; each batch row
             on its own.
-        z0: tensor, or nested tuple, list or dict of tensors, each (B, ...).
+        z0: tensor, or nested tuple, list or dict of tensors, each (B, ...), real or complex. Each
+            tensor of a tree meets the tolerance by itself; see `leaf_atol` of `Solver`.
         solver: a solver or its name; see `SOLVERS`.
         t: time index, for solvers with steps of their own at each time.
         batched: False where the tensors of z0 have no batch axis; the solution's per-sample
@@ -35,7 +36,8 @@ def solve(
 
     Raises:
         ValueError: the solver's name is unknown, or phi returns another structure or shape.
-        TypeError: z0 is not a tree of floating-point tensors, or phi returns another dtype.
+        TypeError: z0 is not a tree of floating-point or complex tensors, or phi returns another
+            dtype.
 
     Example:
         >>> import torch
@@ -46,7 +48,7 @@ def solve(
     """
     packing = Packing(z0, batched=batched)
     with torch.no_grad():
-        solution = make_solver(solver).run(packing.wrap(phi), packing.pack(z0), t)
+        solution = make_solver(solver).run(packing.wrap(phi), packing.start(z0), t)
     return replace(solution, z=packing.unpack(solution.z))
 
 
@@ -94,6 +96,6 @@ class FixedPoint(nn.Module):
     ) -> Solution:
         """The differentiable solution; arguments and errors as for `solve`."""
         packing = Packing(z0, batched=batched)
-        solution = self.backward.solve(self.solver, packing.wrap(phi), packing.pack(z0), t)
+        solution = self.backward.solve(self.solver, packing.wrap(phi), packing.start(z0), t)
         self.non_convergence.check(solution)
         return replace(solution, z=packing.unpack(solution.z))

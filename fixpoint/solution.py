@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fixpoint._tree import Tree
+from fixpoint._tree import Map, Packing, Tree
 
 
 class Result(IntEnum):
@@ -46,6 +46,8 @@ class Stall(IntEnum):
     NO_PROGRESS = 1
     STEP_REFUSED = 2
     GAVE_UP = 3
+    ROUNDING = 4
+    RUNAWAY = 5
 
 
 RESULT_TEXT: dict[Result, str] = {
@@ -59,9 +61,9 @@ RESULT_TEXT: dict[Result, str] = {
         "loosen rtol, or use a faster solver (Anderson, Broyden)"
     ),
     Result.STALLED: (
-        "the residual has not fallen over the last half of the updates: it cycles, diverges or "
-        "sits at the rounding floor; check that a fixed point exists (contraction of phi), damp "
-        "(beta < 1), try another solver, use float64 or loosen rtol"
+        "the residual no longer falls: it cycles, diverges or is at the rounding floor; check "
+        "that a fixed point exists (contraction of phi), damp (beta < 1), try another solver, use "
+        "float64 or loosen rtol"
     ),
     Result.NONFINITE: (
         "phi returned NaN or inf: the sample was frozen at its last finite iterate; check its "
@@ -74,12 +76,29 @@ RESULT_TEXT: dict[Result, str] = {
     ),
 }
 
+SLOW = 0.9
+"""Rate above which a residual says little of the error."""
+
 STALL_TEXT: dict[Stall, str] = {
     Stall.NONE: "the sample did not stall",
-    Stall.NO_PROGRESS: RESULT_TEXT[Result.STALLED],
+    Stall.NO_PROGRESS: (
+        "the residual has not fallen over the last half of the updates: it cycles or diverges; "
+        "check that a fixed point exists (contraction of phi), damp (beta < 1), or try another "
+        "solver"
+    ),
     Stall.STEP_REFUSED: (
         "no step along the last direction lowers the residual: a local minimum of |phi(z) - z| "
-        "that is not a solution, or a singular I - J; start elsewhere, or try another solver"
+        "that is not a solution, or a singular I - J (in an adjoint solve: the gradient does not "
+        "exist); start elsewhere, or try another solver"
+    ),
+    Stall.ROUNDING: (
+        "the residual is as small as the rounding of the state allows and above the tolerance: "
+        "loosen rtol or atol, or use float64"
+    ),
+    Stall.RUNAWAY: (
+        "the state grew far beyond its start while its residual, if small, is so only beside the "
+        "state: phi may have no fixed point, or I - J is singular (in an adjoint solve: the "
+        "gradient does not exist); check that a fixed point exists, or start near it"
     ),
     Stall.GAVE_UP: (
         "the external solver ended before max_iter without meeting the tolerance: start "
@@ -108,6 +127,30 @@ class Trace(NamedTuple):
 
     residual: Tensor
     iterates: Tensor | None = None
+
+
+class ErrorEstimate(NamedTuple):
+    """How far a state may be from the fixed point, and how fast plain iteration would come there.
+
+    error: estimate of rms(z - z*), (B,); inf where the rate is 1 or more.
+    rate: factor by which a plain update reduces the residual, (B,).
+    """
+
+    error: Tensor
+    rate: Tensor
+
+    def describe(self) -> str:
+        """What the rates mean for the errors, in a sentence."""
+        slow = self.rate >= SLOW
+        if not bool(slow.any()):
+            return f"no sample has a rate above {SLOW}: errors are of the size of residuals"
+        largest = float(self.rate.max())
+        times = "without bound" if largest >= 1 else f"{1 / (1 - largest):.0f} times"
+        return (
+            f"{int(slow.sum())} of {len(slow)} samples have a rate above {SLOW} (the largest is "
+            f"{largest:.6g}): their error may exceed their residual {times}; lower rtol and atol "
+            "to reduce it"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +191,44 @@ class Solution:
     def converged(self) -> Tensor:
         """Whether each sample met its tolerance, (B,) bool."""
         return self.result == Result.CONVERGED.value
+
+    def error_estimate(self, phi: Map, *, products: int = 8, batched: bool = True) -> ErrorEstimate:
+        """The error of z, residual / (1 - rate), by the rate at which plain updates would converge.
+
+        A small residual means a small error only where the rate, the size of J along its slowest
+        direction, is well below 1. It is measured by a power iteration from phi(z) - z with
+        difference quotients. Where phi does not contract the estimate is inf.
+
+        Args:
+            phi: the map that was solved.
+            products: J times a vector, each one evaluation of phi.
+            batched: as for the solve.
+
+        Example:
+            >>> import torch
+            >>> from fixpoint import Picard, solve
+            >>> phi = lambda z: 0.999 * z + 0.001
+            >>> solution = solve(phi, torch.zeros(1, 1).double(), Picard(max_iter=10000, rtol=1e-4))
+            >>> estimate = solution.error_estimate(phi)
+            >>> round(estimate.rate.item(), 4), round(estimate.error.item(), 3)
+            (0.999, 0.003)
+            >>> round(1 - solution.z.item(), 3)
+            0.003
+        """
+        packing = Packing(self.z, batched=batched)
+        packed, z = packing.wrap(phi), packing.pack(self.z)
+        with torch.no_grad():
+            fz = packed(z)
+            size = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+            h = torch.finfo(z.dtype).eps ** 0.5 * torch.where(size > 0, size, 1.0)
+            residual = torch.linalg.vector_norm(fz - z, dim=1, keepdim=True)
+            w, rate = torch.where(residual > 0, fz - z, 1.0), residual
+            for _ in range(max(products, 1)):
+                w = w / torch.linalg.vector_norm(w, dim=1, keepdim=True).clamp_min(1e-30)
+                w = (packed(z + h * w) - fz) / h
+                rate = torch.linalg.vector_norm(w, dim=1, keepdim=True)
+            error = torch.where(rate < 1, residual / (1 - rate), torch.inf)
+        return ErrorEstimate(error[:, 0] / z.shape[1] ** 0.5, rate[:, 0])
 
     def check(self) -> Solution:
         """Return self, or say which samples failed and what to do.

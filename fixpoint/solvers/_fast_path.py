@@ -18,13 +18,15 @@ class Summary(NamedTuple):
     """What the host reads of an update after which all samples are finite.
 
     improved: the residual of each unsolved sample is its smallest so far.
-    some_converged: a sample reaches its tolerance.
+    least_r: the smallest scaled residual.
     done: no active sample is above its tolerance.
+    within_reach: no sample is larger than its reach.
     """
 
     improved: bool
-    some_converged: bool
+    least_r: float
     done: bool
+    within_reach: bool
 
 
 class Masks(NamedTuple):
@@ -35,7 +37,7 @@ class Masks(NamedTuple):
 
 
 def summarize(
-    measured: Residuals, best_r: Tensor, masks: Masks | None, smallest_safe: float
+    measured: Residuals, best_r: Tensor, reach: Tensor, masks: Masks | None, smallest_safe: float
 ) -> Summary | None:
     """The summary, or None where a sample is not finite or has to be measured in float64.
 
@@ -44,17 +46,21 @@ def summarize(
     Args:
         measured: of all samples.
         best_r: smallest residual of each sample so far, (B,).
+        reach: largest size at which a residual is judged by the size of its state alone, (B,) or
+            (B, leaves).
         masks: None while every sample is active.
         smallest_safe: least norm whose square keeps all its digits.
     """
-    r, scale = measured.r, measured.scale
+    r, scale, headroom = measured.r, measured.scale, reach - measured.size
+    if scale.dim() == 2:  # of the leaves
+        scale, headroom = scale.amin(1), headroom.amin(1)
     improvement, active_residual = best_r - r, r
     if masks is not None:
         # A sample that has converged needs no best state, and the solve does not wait for it.
         improvement = torch.where(masks.unsolved, improvement, torch.inf)
         active_residual = torch.where(masks.active, r, 0.0)
-    rows = torch.stack((-(r + scale), scale, improvement, r, -active_residual))
-    minus_sum, least_scale, least_improvement, least_r, minus_largest = rows.amin(1).tolist()
-    if not (minus_sum > -math.inf and least_scale >= smallest_safe):
+    rows = torch.stack((r + scale, scale, improvement, r, active_residual, headroom))
+    least, largest = torch.stack(torch.aminmax(rows, dim=1)).tolist()
+    if not (largest[0] < math.inf and least[1] >= smallest_safe):
         return None
-    return Summary(least_improvement > 0, least_r <= 1, minus_largest >= -1)
+    return Summary(least[2] > 0, least[3], largest[4] <= 1, least[5] >= 0)

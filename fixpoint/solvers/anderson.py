@@ -83,6 +83,8 @@ class Anderson(IterativeSolver):
         self.beta = positive(beta=beta)
         self.ridge = non_negative(ridge=ridge)
 
+    restarts = True
+
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: AndersonState | None
     ) -> tuple[Tensor, AndersonState]:
@@ -101,6 +103,21 @@ class Anderson(IterativeSolver):
         else:
             state = state._replace(fz=fz, g=g, merit=merit, history=history)
         return self._propose(state, place), state
+
+    def restart(self, state: AndersonState, rows: Tensor, z: Tensor, fz: Tensor) -> AndersonState:
+        rows, g = rows.unsqueeze(1), fz - z
+        wide = at_least_float32(g)
+        merit = torch.linalg.vecdot(wide, wide).detach().unsqueeze(1)
+        history = state.history.keep_rows(~rows) if state.history.dg else state.history
+        return AndersonState(
+            torch.where(rows, fz, state.fz),
+            torch.where(rows, g, state.g),
+            torch.where(rows, merit, state.merit),
+            torch.where(rows, 1.0, state.mixing),
+            state.rejected & ~rows,
+            state.damped,
+            history,
+        )
 
     def _judge(
         self,

@@ -61,6 +61,8 @@ class BarzilaiBorwein(IterativeSolver):
         self.step = step
         self.bound = positive(bound=bound)
 
+    restarts = True
+
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: BarzilaiBorweinState | None
     ) -> tuple[Tensor, BarzilaiBorweinState]:
@@ -78,6 +80,14 @@ class BarzilaiBorwein(IterativeSolver):
             size = eta.abs().clamp(1 / self.bound, self.bound)
             eta = torch.where(defined, torch.copysign(size, eta), 1.0)
         return (z + eta * g).to(z.dtype), BarzilaiBorweinState(z, g, eta)
+
+    def restart(
+        self, state: BarzilaiBorweinState, rows: Tensor, z: Tensor, fz: Tensor
+    ) -> BarzilaiBorweinState:
+        rows = rows.unsqueeze(1)
+        return BarzilaiBorweinState(
+            torch.where(rows, z, state.z), torch.where(rows, fz - z, state.g), state.eta
+        )
 
     def extra_repr(self) -> str:
         return f"step={self.step!r}, {super().extra_repr()}"

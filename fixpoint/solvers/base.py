@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from fixpoint.solution import Solution
 from fixpoint.solvers._options import whole_signature
 from fixpoint.solvers._rowwise import at_least_float32, dot
 from fixpoint.solvers.loop import Problem, iterate
-from fixpoint.solvers.residual import Norm
+from fixpoint.solvers.residual import Norm, Tolerance
 
 __all__ = [
     "IterativeOptions",
@@ -32,6 +33,8 @@ __all__ = [
     "option_names",
 ]
 
+MAX_ATOL = 1e-6
+"""The largest absolute tolerance that is not asked for."""
 Record = Literal["residual", "iterates"]
 S = TypeVar("S", bound="Solver")
 
@@ -41,8 +44,9 @@ class SolverOptions(TypedDict, total=False):
 
     max_iter: int
     rtol: float
-    atol: float
+    atol: float | None
     norm: Norm | None
+    leaf_atol: Sequence[float] | None
 
 
 class LoopOptions(TypedDict, total=False):
@@ -61,12 +65,14 @@ class Solver(nn.Module):
     """A solver of z = phi(z): what all have, whoever runs the loop.
 
     A sample has converged when rms(phi(z) - z) <= atol + rtol * rms(phi(z)), the root mean
-    square over its D numbers.
+    square over its D numbers; where the state is a tree, of each of its leaves.
 
     Args:
         max_iter: most updates of a sample.
-        rtol, atol: relative tolerance, and absolute tolerance in units of z.
-        norm: size of each sample, (B, D) -> (B,), in place of the RMS.
+        rtol, atol: relative tolerance, and absolute tolerance in units of z. None is rtol / 10, at
+            most 1e-6.
+        norm: size of each sample, (B, D) -> (B,), in place of the RMS; D counts all leaves.
+        leaf_atol: atol of each leaf of a tree, in units of that leaf, in place of atol.
 
     Raises:
         ValueError: a value is out of range.
@@ -84,16 +90,22 @@ class Solver(nn.Module):
         *,
         max_iter: int = 50,
         rtol: float = 1e-5,
-        atol: float = 1e-6,
+        atol: float | None = None,
         norm: Norm | None = None,
+        leaf_atol: Sequence[float] | None = None,
         **unknown: Any,
     ) -> None:
         super().__init__()
         _refuse_unknown(type(self), unknown)
         self.max_iter = at_least(0, max_iter=max_iter)
         self.rtol = non_negative(rtol=rtol)
+        if atol is None:
+            atol = min(MAX_ATOL, rtol / 10) if rtol > 0 else MAX_ATOL
         self.atol = non_negative(atol=atol)
         self.norm = norm
+        self.leaf_atol = None
+        if leaf_atol is not None:
+            self.leaf_atol = tuple(non_negative(leaf_atol=value) for value in leaf_atol)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Show the options that a constructor hands on in help() and in editors."""
@@ -115,7 +127,12 @@ class Solver(nn.Module):
     @property
     def has_tolerance(self) -> bool:
         """Whether the solver stops at a tolerance; else it makes exactly `max_iter` updates."""
-        return self.rtol > 0 or self.atol > 0
+        return self.rtol > 0 or self.atol > 0 or any(self.leaf_atol or ())
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What residuals are measured with."""
+        return Tolerance(self.rtol, self.atol, self.norm, self.leaf_atol)
 
     def run(
         self,
@@ -188,14 +205,13 @@ class IterativeSolver(Solver):
                   still falling                           without `keep_best`  loosen rtol
     STALLED       no progress; `Solution.stall` has the   as MAX_ITER          `STALL_TEXT` of the
                   cause                                                        cause
-    NONFINITE     phi is NaN or inf                       the best finite;     check the input,
-                                                          else the start       damp (beta < 1)
+    NONFINITE     phi is NaN or inf at the start, or      the best finite;     check the input,
+                  after a plain step too                  else the start       damp (beta < 1)
     ============  ======================================  ===================  ====================
 
     Args:
         max_iter: most updates of a sample.
-        rtol, atol: relative tolerance, and absolute tolerance in units of z.
-        norm: size of each sample, (B, D) -> (B,), in place of the RMS.
+        rtol, atol, norm, leaf_atol: see `Solver`.
         keep_best: return a sample that failed at its smallest residual, not at its last one.
             Solvers that take steps back do so always.
         record: "residual" keeps each sample's residual after each update, "iterates" the states
@@ -235,6 +251,9 @@ class IterativeSolver(Solver):
 
     backtracks = False
     """Whether `update` takes back a step to where phi is not finite."""
+    restarts = False
+    """Whether a sample that steps to where phi is not finite is put back and starts anew; the
+    solver then has `restart`, and its first step is a plain one."""
     state_has_rows = True
     """Whether each tensor of the state has a row for each sample, (B, ...)."""
 
@@ -252,6 +271,13 @@ class IterativeSolver(Solver):
 
     def update(self, k: int, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Next iterate and state from z and fz = phi(z), both (B, D), at k = 0, 1, ..."""
+        raise NotImplementedError
+
+    def restart(self, state: Any, rows: Tensor, z: Tensor, fz: Tensor) -> Any:
+        """The state without what it holds of the samples `rows`, (B,) bool.
+
+        They have been put back to z with fz = phi(z), and `update` makes a plain step from there.
+        """
         raise NotImplementedError
 
     def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class InexactNewton(IterativeSolver):
         eta: initial value.
         learn: make eta a parameter; else it is a buffer. A learned eta needs `Unrolled`: at an
             exact equilibrium z does not depend on eta.
-        rtol, atol, norm, keep_best, record, check_every: see `IterativeSolver`.
+        rtol, atol, norm, leaf_atol, keep_best, record, check_every: see `IterativeSolver`.
 
     Attributes:
         eta: (K,), or (T, K) with `timesteps`.
@@ -63,9 +64,12 @@ class InexactNewton(IterativeSolver):
         rtol: float = 0.0,
         atol: float = 0.0,
         norm: Norm | None = None,
+        leaf_atol: Sequence[float] | None = None,
         **options: Unpack[LoopOptions],
     ) -> None:
-        super().__init__(max_iter=max_iter, rtol=rtol, atol=atol, norm=norm, **options)
+        super().__init__(
+            max_iter=max_iter, rtol=rtol, atol=atol, norm=norm, leaf_atol=leaf_atol, **options
+        )
         self.timesteps = timesteps if timesteps is None else at_least(1, timesteps=timesteps)
         shape = (max_iter,) if timesteps is None else (timesteps, max_iter)
         value = torch.full(shape, float(eta))

@@ -7,9 +7,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fixpoint._torch import inside_vmap
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers.monitor import ConvergenceMonitor, MonitorOptions
+
+VMAP = (
+    "torch.func.vmap cannot pass through a solve to a tolerance, whose end depends on values: make "
+    "its axis the batch axis of z0, or solve with a fixed number of steps (rtol = atol = 0)"
+)
 
 
 class Iteration(MonitorOptions, Protocol):
@@ -25,6 +31,8 @@ class Iteration(MonitorOptions, Protocol):
     def init(self, z: Tensor, t: int | None) -> Any: ...
 
     def update(self, k: int, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]: ...
+
+    def restart(self, state: Any, rows: Tensor, z: Tensor, fz: Tensor) -> Any: ...
 
 
 class Problem(NamedTuple):
@@ -53,14 +61,19 @@ def _measured(
     """Until all samples have ended; a sample that has ended does not move."""
     phi, derivatives, t, track_from = problem
     given = {"derivatives": derivatives} if solver.needs_derivatives else {}
-    monitor = ConvergenceMonitor(solver, z)
+    monitor = ConvergenceMonitor(solver, z, getattr(phi, "columns", ()))
     state = None
-    z, fz = monitor.observe(0, z, phi(z), phi)
+    fz = phi(z)
+    if inside_vmap(z) or inside_vmap(fz):
+        raise RuntimeError(VMAP)
+    z, fz = monitor.observe(0, z, fz, phi)
     for k in range(solver.max_iter):
         if monitor.done:
             break
         if k == 0:
             state = solver.init(z, t)
+        if monitor.restarting is not None:
+            state = solver.restart(state, monitor.restarting, z, fz)
         start, fz = monitor.stop_finished((z, fz))
         if solver.state_has_rows:
             state = monitor.stop_finished(state)

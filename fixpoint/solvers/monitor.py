@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -13,8 +14,8 @@ from fixpoint.solution import Result, Solution, Stall, Trace
 from fixpoint.solvers._fast_path import Masks, Summary, summarize
 from fixpoint.solvers._rowwise import choose_rows
 from fixpoint.solvers.finished import stop_finished
-from fixpoint.solvers.residual import Norm, ResidualNorm, Residuals
-from fixpoint.solvers.status import classify, has_stalled
+from fixpoint.solvers.residual import MAX_GROWTH, ResidualNorm, Residuals, Tolerance, any_leaf
+from fixpoint.solvers.status import MIN_UPDATES, classify, has_stalled
 
 CHANGED = (
     "phi must leave its input and what it returned before as they are; one of them was changed in "
@@ -22,18 +23,26 @@ CHANGED = (
 )
 
 
+FLOOR_CHECK = 4
+"""The rounding floor is looked for at each so many updates."""
+FLOOR_CHECKS = 5
+"""Most checks at which a sample may be at the rounding floor."""
+
+
 class MonitorOptions(Protocol):
     """What the monitor needs of a solver; see `IterativeSolver`."""
 
     rtol: float
-    atol: float
-    norm: Norm | None
     keep_best: bool
     record: Literal["residual", "iterates"] | None
     check_every: int
 
     @property
     def backtracks(self) -> bool: ...
+    @property
+    def restarts(self) -> bool: ...
+    @property
+    def tolerance(self) -> Tolerance: ...
     @property
     def has_tolerance(self) -> bool: ...
     @property
@@ -45,27 +54,40 @@ class ConvergenceMonitor:
 
     `_observe_masked` defines what happens to a sample. `summarize` replaces it while all samples
     are finite, where nothing has to be masked.
+
+    Attributes:
+        done: whether all samples have ended.
+        restarting: samples that were put back and start anew, (B,), None where the host knows of
+            none.
     """
 
-    def __init__(self, options: MonitorOptions, z: Tensor) -> None:
+    def __init__(self, options: MonitorOptions, z: Tensor, columns: Sequence[int] = ()) -> None:
         self.options = options
-        self.norm = ResidualNorm(z, rtol=options.rtol, atol=options.atol, norm=options.norm)
+        self.norm = ResidualNorm(z, options.tolerance, columns)
         self.done = False
         self.active = torch.ones(len(z), dtype=torch.bool, device=z.device)
-        self.nonfinite = torch.zeros_like(self.active)
-        self.stagnated = self.nonfinite  # samples that refuse every step
-        self.some_stagnated = False
+        self.none = torch.zeros_like(self.active)
+        self.nonfinite = self.none
+        self.stall: Tensor | None = None  # `Stall` of samples that were ended for it, (B,)
         # Known on the host: whether some sample may be non-finite, and whether all are active.
         self.masking = options.check_every > 1
         self.all_active = options.check_every == 1
         self.has_fast_path = options.may_sync and len(z) > 0
+        # The first step of a solver that restarts is plain: there is none to fall back on.
+        self.restarting: Tensor | None = None
+        self.restarted, self.waiting = self.active, self.none
         self.r = torch.full((len(z),), torch.inf, dtype=self.norm.dtype, device=z.device)
         self.z, self.fz = z, z
+        self.start_size = self.reach = self.r
+        self.runaway: Tensor | None = None  # samples denied convergence beyond their reach, (B,)
+        self.measured = Residuals(self.r, self.r, self.r, self.r)
+        self.least_r = 0.0  # a lower bound that the host knows
         self.keep_best = options.keep_best or options.backtracks
         self.best_r, self.best_z = self.r, z
+        self.floor_checks: Tensor | int = 0  # at which the residual was below 2 eps
         self.best_update: Tensor | int = 0  # the same number for all, or one a sample
         self.all_improved = False
-        self.improved = self.nonfinite  # which samples', where not all
+        self.improved = self.none  # which samples', where not all
         self.updates = 0
         self.shared_updates = 0  # made while all samples were active
         self.later_updates = torch.zeros_like(self.r, dtype=torch.int64)
@@ -82,40 +104,65 @@ class ConvergenceMonitor:
             if version(x) != given:
                 raise RuntimeError(CHANGED)
         measured = self.norm.measure(z, fz)
+        self._note_reach(k, z, measured)
         summary = self._summarize(measured)
         if summary is None:
             z, fz, r = self._observe_masked(k, z, fz, measured, phi)
         else:
-            r = measured.r
-            self._observe_unmasked(summary, r)
+            r = self._observe_unmasked(measured, summary)
         self._keep_best(k, z, r)
-        self.z, self.fz, self.r = z, fz, r
+        self.z, self.fz, self.r, self.measured = z, fz, r, measured
         if self.options.record is not None:
             self.residuals.append(r)
         if self.options.record == "iterates":
             self.iterates.append(z.detach())
         return z, fz
 
+    def _note_reach(self, k: int, z: Tensor, measured: Residuals) -> None:
+        """Note the size of the start and the largest residual so far."""
+        if k == 0:
+            self.start_size = torch.fmax(self.norm.size(z), measured.size)
+            reach = self.norm.reach(self.start_size, measured.residual)
+            # A leaf that rests at 0 until others have moved shows no size of its own.
+            self.reach = torch.where(reach > 0, reach, torch.inf) if reach.dim() == 2 else reach
+        else:
+            self.reach = self.norm.extend(self.reach, self.start_size, measured)
+
     def _summarize(self, measured: Residuals) -> Summary | None:
         if self.masking or not self.has_fast_path:
             return None
         masks = None
         if not self.all_active:
-            unsolved = self.active | self.stagnated if self.some_stagnated else self.active
+            unsolved = self.active if self.stall is None else self.active | (self.stall > 0)
             masks = Masks(self.active, unsolved)
-        return summarize(measured, self.best_r, masks, self.norm.smallest_safe)
+        return summarize(measured, self.best_r, self.reach, masks, self.norm.smallest_safe)
 
-    def _observe_unmasked(self, summary: Summary, r: Tensor) -> None:
-        self.all_improved, self.done = summary.improved, summary.done
-        if not self.all_active or summary.some_converged:
+    def _observe_unmasked(self, measured: Residuals, summary: Summary) -> Tensor:
+        r, self.all_improved, self.done = measured.r, summary.improved, summary.done
+        self.least_r, self.restarting, self.runaway = summary.least_r, None, None
+        if self.updates > 0:
+            self.restarted = self.none
+        if summary.least_r <= 1 and not summary.within_reach:
+            r = self._limit(r, measured)
+            self.done = not bool((self.active & (r > 1)).any())
+            self.all_improved = False
+        if not self.all_active or summary.least_r <= 1:
             self.active = self.active & (r > 1)
             self.all_active = False
+        return r
+
+    def _limit(self, r: Tensor, measured: Residuals) -> Tensor:
+        limited = self.norm.limit(measured, r, self.reach)
+        self.runaway = limited > r
+        return limited
 
     def _observe_masked(
         self, k: int, z: Tensor, fz: Tensor, measured: Residuals, phi: MatrixMap
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Measure sample by sample and put lost ones back: z, fz and r."""
         r, finite = self.norm.measure_masked(measured, z, fz)
+        if self.options.has_tolerance:
+            r = self._limit(r, measured)
         if k > 0 and torch.is_grad_enabled() and bool((self.active & ~finite).any()):
             # In the graph of fz a lost sample's zero gradient would meet inf and spoil the rest.
             before = self.best_z if self.options.backtracks else self.z
@@ -124,21 +171,44 @@ class ConvergenceMonitor:
         if self.options.backtracks and k > 0:
             # The solver takes a step to where phi is not finite back: no sample is lost by it.
             r, finite = torch.where(finite, r, torch.inf), torch.ones_like(finite)
+        lost = self._note_lost(k, finite)
         active = finite & (r > 1) if self.options.has_tolerance else finite
         if not self.all_active:
             active = active & self.active
-        self.all_improved = False
+        self.all_improved, self.least_r = False, 0.0
+        self.active, self.restarting = active, None
         if k % self.options.check_every == 0:
-            still_active, still_finite = torch.stack((active, finite)).sum(1).tolist()
-            self.done = still_active == 0
-            self.masking = self.masking or still_finite < len(z)
-            self.all_active = self.all_active and still_active == len(z)
-        if self.masking:
-            self.nonfinite = self.nonfinite | (self.active & ~finite)
+            self._check(lost)
+        if self.masking or self.restarting is not None:
             z, r = choose_rows(finite, z, self.z), torch.where(finite, r, self.r)
             fz = choose_rows(finite, fz, self.fz)
-        self.active = active
         return z, fz, r
+
+    def _note_lost(self, k: int, finite: Tensor) -> Tensor:
+        """Samples lost at this step, (B,): for good, or waiting to start anew where they were.
+
+        A solver that restarts makes a plain step first, and after it has been put back; who is
+        lost by that is lost for good.
+        """
+        lost = self.active & ~finite
+        if self.options.restarts and self.options.has_tolerance and k > 0:
+            self.waiting = self.waiting | (lost & ~self.restarted)
+            self.nonfinite = self.nonfinite | (lost & self.restarted)
+            self.restarted = self.none
+        else:
+            self.nonfinite = self.nonfinite | lost
+        return lost
+
+    def _check(self, lost: Tensor) -> None:
+        """Let the host read how many samples are active, lost and waiting."""
+        counts = torch.stack((self.active, lost, self.waiting)).sum(1).tolist()
+        active, some_lost, some_waiting = counts
+        self.masking = self.masking or some_lost > some_waiting
+        self.all_active = self.all_active and active == len(lost)
+        self.done = active == 0 and some_waiting == 0
+        if some_waiting:
+            self.restarting = self.restarted = self.waiting
+            self.active, self.waiting = self.active | self.waiting, self.none
 
     def _keep_best(self, k: int, z: Tensor, r: Tensor) -> None:
         """Note the smallest residual of each sample and the update that reached it."""
@@ -159,34 +229,56 @@ class ConvergenceMonitor:
 
     def freeze(self, proposal: Tensor, z: Tensor) -> Tensor:
         """The proposal, with samples that have ended left where they are."""
+        k, options = self.updates, self.options
+        if options.has_tolerance:
+            if options.backtracks and not self.all_improved:
+                self._end_refused(proposal, z)
+            if k % FLOOR_CHECK == 0 and self.least_r * options.rtol <= k * self.norm.eps:
+                self._end_at_floor(k)
         if self.all_active:
             self.shared_updates += 1
         else:
             self.later_updates += self.active
             proposal = choose_rows(self.active, proposal, z)
-        if self.options.backtracks and self.options.has_tolerance and not self.all_improved:
-            self._freeze_stagnated(proposal, z)
         self.given = (proposal, version(proposal)), (self.fz, version(self.fz))
         return proposal
 
-    def _freeze_stagnated(self, proposal: Tensor, z: Tensor) -> None:
-        """End samples that refuse every step: they stand where their residual does not improve."""
-        stagnated = self.active & ~self.improved & (proposal == z).all(1)
-        if self.options.check_every > 1 or bool(stagnated.any()):
-            self.stagnated, self.active = self.stagnated | stagnated, self.active & ~stagnated
-            self.some_stagnated, self.all_active = True, False
+    def _end_refused(self, proposal: Tensor, z: Tensor) -> None:
+        """End samples whose solver refuses every step, which is then of length 0."""
+        refused = self.active & ~self.improved & (proposal == z).all(1)
+        self._end(refused, Stall.STEP_REFUSED, may_sync=self.has_fast_path)
+
+    def _end_at_floor(self, k: int) -> None:
+        """End samples whose residual is rounding noise.
+
+        It has not fallen for 5 updates, and one more for each eps that it is above zero; or it
+        was below 2 eps for `FLOOR_CHECKS` checks.
+        """
+        level = self.norm.level(self.measured)
+        self.floor_checks = self.floor_checks + (level <= 2)
+        at_floor = (k - self.best_update > 5 + level) | (self.floor_checks > FLOOR_CHECKS)
+        at_floor, far = self.active & at_floor, any_leaf(self.measured.size > self.reach)
+        may_sync = self.has_fast_path and not self.masking
+        self._end(at_floor & ~far, Stall.ROUNDING, may_sync=may_sync)
+        self._end(at_floor & far, Stall.RUNAWAY, may_sync=may_sync)
+
+    def _end(self, samples: Tensor, cause: Stall, *, may_sync: bool) -> None:
+        if may_sync and not bool(samples.any()):
+            return
+        before = torch.zeros_like(self.later_updates) if self.stall is None else self.stall
+        self.stall = torch.where(samples, cause.value, before)
+        self.active, self.all_active = self.active & ~samples, False
 
     def solution(self, z: Tensor, derivatives: Derivatives) -> Solution:
         """The solution after the last update, z where no better state is kept."""
         r, tolerance = self.r, self.options.has_tolerance
-        nonfinite = self.nonfinite | (r == torch.inf)
-        if self.done and not self.masking and not self.some_stagnated and tolerance:
+        if self.done and not self.masking and self.stall is None and tolerance:
             result = stall = torch.zeros_like(self.active, dtype=torch.int8)  # all CONVERGED
         elif tolerance:
-            result, stall = classify(r, nonfinite=nonfinite, stall=self._stall())
+            result, stall = classify(r, nonfinite=self._lost(), stall=self._stall())
         else:
             result = torch.full_like(self.active, Result.FIXED_STEPS.value, dtype=torch.int8)
-            result = result.masked_fill(nonfinite, Result.NONFINITE.value)
+            result = result.masked_fill(self._lost(), Result.NONFINITE.value)
             stall = None
         if tolerance and self.keep_best:
             z = choose_rows(r <= 1, z, self.best_z)
@@ -202,12 +294,32 @@ class ConvergenceMonitor:
             stall,
         )
 
+    def _lost(self) -> Tensor:
+        """Samples that no step leads on from: phi is not finite wherever they tried, (B,)."""
+        without_residual = self.r == torch.inf
+        if self.options.backtracks and self.options.has_tolerance:
+            # A trial that is not finite is shortened; it shows a loss where none is left.
+            refused = self.none if self.stall is None else self.stall == Stall.STEP_REFUSED.value
+            without_residual = without_residual & (refused | (self.best_r == torch.inf))
+        return self.nonfinite | without_residual
+
     def _stall(self) -> Tensor:
         """Why each sample makes no progress, 0 where it does, (B,)."""
-        best_update = torch.zeros_like(self.later_updates) + self.best_update
-        slow = has_stalled(best_update, self.updates) & (not self.done)
-        cause = torch.where(slow, Stall.NO_PROGRESS.value, Stall.NONE.value)
-        return torch.where(self.stagnated, Stall.STEP_REFUSED.value, cause)
+        none = torch.zeros_like(self.later_updates)
+        slow = has_stalled(none + self.best_update, self.updates) & (self.active | self.waiting)
+        cause = torch.where(slow, Stall.NO_PROGRESS.value, none)
+        runaway = self._has_run_away() & (self.active | self.waiting)
+        if self.runaway is not None:
+            runaway = runaway | self.runaway
+        cause = torch.where(runaway, Stall.RUNAWAY.value, cause)
+        return cause if self.stall is None else torch.where(self.stall > 0, self.stall, cause)
+
+    def _has_run_away(self) -> Tensor:
+        """Whether a state has grown over ten or more updates and its residual has not fallen."""
+        residual, size, _, _ = self.measured
+        scale = self.reach / MAX_GROWTH  # start_size + the largest residual
+        grown = (size > 3 * scale) & (residual >= 0.9 * (scale - self.start_size))
+        return any_leaf(grown) & (self.updates >= MIN_UPDATES)
 
     def _trace(self) -> Trace | None:
         if self.options.record is None:

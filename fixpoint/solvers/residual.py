@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,9 +12,28 @@ from torch import Tensor
 Norm = Callable[[Tensor], Tensor]
 """Size of each sample: (B, D) -> (B,)."""
 
+MAX_GROWTH = 100.0
+"""How many times the size of its start and largest residual a state may grow before its residual
+must have fallen as well."""
+MIN_FALL = 1e-3
+"""What a residual has to fall to, in units of the size of the start plus the largest residual."""
+
+
+class Tolerance(NamedTuple):
+    """What a residual is divided by, atol + rtol |phi(z)|, and the norm.
+
+    leaf_atol: takes the place of atol, one for each leaf of a tree.
+    """
+
+    rtol: float
+    atol: float
+    norm: Norm | None = None
+    leaf_atol: Sequence[float] | None = None
+
 
 class Residuals(NamedTuple):
-    """Norms of phi(z) - z and phi(z), their tolerance and their quotient, (B,) each."""
+    """Norms of phi(z) - z and phi(z) and their tolerance, (B,) or (B, leaves), and the largest
+    quotient of each sample, (B,)."""
 
     residual: Tensor
     size: Tensor
@@ -25,36 +44,111 @@ class Residuals(NamedTuple):
 class ResidualNorm:
     """Measures states like z, (B, D): r = |phi(z) - z| / (atol + rtol |phi(z)|).
 
-    With rtol = atol = 0 it is |phi(z) - z| / |phi(z)|. |.| is the RMS, or `norm`.
+    With rtol = atol = 0 it is |phi(z) - z| / |phi(z)|. |.| is the RMS, of each leaf where the
+    state is a tree, or `norm`, of the whole state.
+
+    Args:
+        z: a state.
+        tolerance: of the solver.
+        columns: numbers of each leaf of a tree.
+
+    Raises:
+        ValueError: leaf_atol has not one value for each leaf.
     """
 
-    def __init__(self, z: Tensor, *, rtol: float, atol: float, norm: Norm | None = None) -> None:
-        self.norm = norm
+    def __init__(self, z: Tensor, tolerance: Tolerance, columns: Sequence[int] = ()) -> None:
+        rtol, atol, self.norm, leaf_atol = tolerance
+        columns = columns or (z.shape[1],)
+        if leaf_atol is not None and len(leaf_atol) != len(columns):
+            raise ValueError(
+                f"leaf_atol needs one value for each tensor of z0, {len(columns)}; got "
+                f"{len(leaf_atol)}"
+            )
         self.dtype = torch.promote_types(z.dtype, torch.float32)
         self.smallest_safe = smallest_safe_norm(self.dtype)
-        if not (rtol > 0 or atol > 0):
+        self.eps = resolution(z)
+        atols = [atol] * len(columns) if leaf_atol is None else list(leaf_atol)
+        if not (rtol > 0 or max(atols) > 0):
             rtol = 1.0
-        if norm is None:  # RMS on both sides: the factor 1 / sqrt(D) moves to atol
-            atol *= z.shape[1] ** 0.5
+        if self.norm is None:  # RMS on both sides: the factor 1 / sqrt(D) moves to atol
+            atols = [a * d**0.5 for a, d in zip(atols, columns, strict=True)]
         # As tensors: to make one of a Python number takes longer than the product.
         scalar = torch.float32 if z.device.type == "mps" else torch.float64
+        self.columns = list(columns) if len(columns) > 1 and self.norm is None else None
         self.rtol = torch.tensor(rtol, dtype=scalar)
-        self.atol = torch.tensor(atol, dtype=scalar) if atol > 0 else None
+        self.atol: Tensor | None = None
+        if max(atols) > 0:
+            values = atols if self.columns else atols[0]
+            self.atol = torch.tensor(values, dtype=self.dtype if self.columns else scalar)
+            if self.columns:
+                self.atol = self.atol.to(z.device)
 
     def measure(self, z: Tensor, fz: Tensor, dtype: torch.dtype | None = None) -> Residuals:
         """In the dtype of z, at least float32, or in another."""
         if fz.requires_grad or z.requires_grad:
             z, fz = z.detach(), fz.detach()
-        dtype, change = dtype or self.dtype, fz - z
-        if self.norm is None:
-            residual = torch.linalg.vector_norm(change, dim=1, dtype=dtype)
-            size = torch.linalg.vector_norm(fz, dim=1, dtype=dtype)
-        else:
-            residual, size = self.norm(change).to(dtype), self.norm(fz).to(dtype)
+        dtype = dtype or self.dtype
+        residual, size = self.size(fz - z, dtype), self.size(fz, dtype)
         scale = size * self.rtol
         if self.atol is not None:
             scale = scale + self.atol
-        return Residuals(residual, size, scale, residual / scale)
+        return Residuals(residual, size, scale, self._largest(residual, scale))
+
+    def size(self, z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Norm of each sample, (B,), or of each of its leaves, (B, leaves)."""
+        z, dtype = z.detach(), dtype or self.dtype
+        if self.norm is not None:
+            return self.norm(z).to(dtype)
+        if self.columns is None:
+            return torch.linalg.vector_norm(z, dim=1, dtype=dtype)
+        leaves = z.split(self.columns, dim=1)
+        return torch.stack([torch.linalg.vector_norm(x, dim=1, dtype=dtype) for x in leaves], 1)
+
+    def _largest(self, residual: Tensor, scale: Tensor) -> Tensor:
+        """The largest quotient of each sample, (B,)."""
+        if self.columns is None:
+            return residual / scale
+        # A leaf without numbers, or at rest at 0, is solved.
+        return torch.where(residual == 0, residual, residual / scale).amax(1)
+
+    def reach(self, size: Tensor, residual: Tensor) -> Tensor:
+        """Largest size at which a residual is judged by the size of its state alone.
+
+        A state that runs further, where z = phi(z) has no solution say, makes a residual that
+        does not fall small beside itself.
+
+        Args:
+            size: that of the start.
+            residual: the largest so far.
+        """
+        return MAX_GROWTH * (size + residual)
+
+    def extend(self, reach: Tensor, size: Tensor, measured: Residuals) -> Tensor:
+        """The reach after one more residual; rounding noise of a state far away does not count."""
+        moves = measured.residual >= MIN_FALL * measured.size  # False for NaN
+        further = torch.maximum(reach, self.reach(size, measured.residual))
+        return torch.where(moves, further, reach)
+
+    def limit(self, measured: Residuals, r: Tensor, reach: Tensor) -> Tensor:
+        """r, (B,); above 1 where a state beyond its reach has a residual that did not fall.
+
+        A residual counts as no less than the rounding of its state, 8 eps times its size, and has
+        fallen at `MIN_FALL` of the size of the start and the largest residual.
+        """
+        residual = torch.maximum(measured.residual, 8 * self.eps * measured.size)
+        scale = MIN_FALL / MAX_GROWTH * reach
+        if self.atol is not None:
+            scale = scale + self.atol
+        beyond = torch.where(measured.size > reach, residual / scale, 0.0)
+        beyond = beyond if self.columns is None else beyond.amax(1)
+        return torch.where(r <= 1, torch.maximum(r, beyond), r)
+
+    def level(self, measured: Residuals) -> Tensor:
+        """Residual in units of the rounding of phi(z), (B,), of the leaves above tolerance."""
+        level = measured.residual / (self.eps * measured.size)
+        if self.columns is None:
+            return level
+        return torch.where(measured.residual > measured.scale, level, 0.0).amax(1)
 
     def measure_masked(self, measured: Residuals, z: Tensor, fz: Tensor) -> tuple[Tensor, Tensor]:
         """Residuals r, never inf, and whether z and fz are finite, (B,) each.
@@ -63,17 +157,32 @@ class ResidualNorm:
         samples are measured once more in float64, and only they, so that what is measured of a
         sample does not depend on its batch-mates.
         """
-        finite = measured.residual + measured.size < torch.inf
-        exact = (measured.scale >= self.smallest_safe) & finite
+        exact = measured.scale >= self.smallest_safe
+        exact = exact & (measured.residual + measured.size < torch.inf)
         wide = self.measure(z, fz, self.rtol.dtype)
         finite = wide.residual + wide.size < torch.inf  # False for NaN; cheaper than isfinite
+        if self.columns is not None:
+            exact, finite = exact.all(1), finite.all(1)
         scale = torch.maximum(wide.scale, torch.finfo(self.dtype).tiny * wide.residual)
-        r = wide.residual / scale.clamp_min(torch.finfo(scale.dtype).tiny)
+        r = self._largest(wide.residual, scale.clamp_min(torch.finfo(scale.dtype).tiny))
         return torch.where(exact, measured.r, r.to(self.dtype)), finite
 
     def measure_once(self, z: Tensor, fz: Tensor) -> tuple[Tensor, Tensor]:
         """Residuals r of one evaluation, never inf, and whether z and fz are finite, (B,) each."""
         return self.measure_masked(self.measure(z, fz), z, fz)
+
+
+def any_leaf(condition: Tensor) -> Tensor:
+    """Whether it holds for a leaf of the sample, (B,), from (B,) or (B, leaves)."""
+    return condition if condition.dim() == 1 else condition.any(1)
+
+
+def resolution(z: Tensor) -> float:
+    """Relative spacing of the numbers that phi computes with, which autocast may lower."""
+    eps = torch.finfo(z.dtype).eps
+    if torch.is_autocast_enabled(z.device.type):
+        eps = max(eps, torch.finfo(torch.get_autocast_dtype(z.device.type)).eps)
+    return eps
 
 
 def smallest_safe_norm(dtype: torch.dtype) -> float:

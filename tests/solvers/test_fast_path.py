@@ -8,13 +8,13 @@ import torch
 from fixpoint import solve
 from fixpoint.solvers import monitor
 from fixpoint.solvers._fast_path import Masks, summarize
-from fixpoint.solvers.residual import ResidualNorm
+from fixpoint.solvers.residual import ResidualNorm, Tolerance
 
 INF, NAN = math.inf, math.nan
 
 
 def measured(z, fz, rtol=1e-3):
-    norm = ResidualNorm(z, rtol=rtol, atol=0.0)
+    norm = ResidualNorm(z, Tolerance(rtol, 0.0))
     return norm.measure(z, fz), norm.smallest_safe
 
 
@@ -29,9 +29,11 @@ def test_the_summary_is_that_of_each_sample(seed):
     r = residuals.r.tolist()
     for masks in (None, Masks(active, active)):
         counted = range(6) if masks is None else [i for i in range(6) if active[i]]
-        summary = summarize(residuals, best_r, masks, smallest_safe)
+        reach = residuals.size + torch.tensor([1.0, 1.0, -1.0 if seed % 2 else 1.0] * 2)
+        summary = summarize(residuals, best_r, reach, masks, smallest_safe)
         assert summary.improved == all(r[i] < best_r[i].item() for i in counted)
-        assert summary.some_converged == any(x <= 1 for x in r)
+        assert summary.least_r == min(r)
+        assert summary.within_reach == (seed % 2 == 0)
         assert summary.done == all(r[i] <= 1 for i in counted)
 
 
@@ -39,13 +41,14 @@ def test_the_summary_is_that_of_each_sample(seed):
 @pytest.mark.parametrize("where", ["z", "fz"])
 def test_there_is_none_where_a_sample_needs_the_plain_path(value, where):
     z, fz = torch.ones(4, 2), torch.full((4, 2), 1.5)
-    assert summarize(*measured(z, fz)[:1], torch.full((4,), INF), None, 0.0) is not None
+    best_r = reach = torch.full((4,), INF)
+    assert summarize(*measured(z, fz)[:1], best_r, reach, None, 0.0) is not None
     if abs(value) < 1:
         z[2], fz[2] = value, 2 * value
     else:
         (z if where == "z" else fz)[2, 0] = value
     residuals, smallest_safe = measured(z, fz)
-    assert summarize(residuals, torch.full((4,), INF), None, smallest_safe) is None
+    assert summarize(residuals, best_r, reach, None, smallest_safe) is None
 
 
 @pytest.mark.parametrize("mate", [torch.cos, lambda z: z + 1, lambda z: 3 - 2 * z**3])

@@ -70,7 +70,13 @@ def test_signatures_name_every_option(build):
     assert set(EVERY) <= set(names)
     assert "options" not in names
     assert next(iter(inspect.signature(Picard).parameters)) == "beta"
-    assert list(inspect.signature(Solver).parameters) == ["max_iter", "rtol", "atol", "norm"]
+    assert list(inspect.signature(Solver).parameters) == [
+        "max_iter",
+        "rtol",
+        "atol",
+        "norm",
+        "leaf_atol",
+    ]
 
 
 @pytest.mark.parametrize("make", [lambda **o: TorchDEQSolver("anderson", **o), SciPySolver])

@@ -102,7 +102,7 @@ class SciPySolver(Solver):
         """Solve from z, (B, D), without gradient; see `Solver.run`."""
         z = z.detach().clone()
         fz = phi(z)
-        norm = ResidualNorm(z, rtol=self.rtol, atol=self.atol, norm=self.norm)
+        norm = ResidualNorm(z, self.tolerance, getattr(phi, "columns", ()))
         r, finite = norm.measure_once(z, fz)
         searches = [
             _SampleSolve(self, norm, phi, z, row, fz, start)

@@ -198,7 +198,7 @@ class _MaskedMap:
     """
 
     def __init__(self, solver: TorchDEQSolver, phi: MatrixMap, z: Tensor) -> None:
-        self.norm = ResidualNorm(z, rtol=solver.rtol, atol=solver.atol, norm=solver.norm)
+        self.norm = ResidualNorm(z, solver.tolerance, getattr(phi, "columns", ()))
         self.phi = phi
         self.r = torch.full_like(_norm(z), torch.inf)
         self.lost = torch.zeros_like(self.r, dtype=torch.bool)
