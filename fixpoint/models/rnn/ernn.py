@@ -30,8 +30,8 @@ class ERNNCell(LeakyCell):
 
     With so few small steps the state is far from equilibrium; see `JordanMap`. A fused path
     applies to this solver, unrolled whole, with the Jordan cell, or with any cell for K = 1; and
-    to the self-feedback, identity-feedback and linear cells solved to a tolerance by `Picard` or
-    `InexactNewton` with `Implicit`, where numba is installed.
+    to the self-feedback, identity-feedback and linear cells solved to a tolerance by `Picard`,
+    `Anderson` or `InexactNewton` with `Implicit`, where numba is installed.
 
     Args:
         input_size: features d of x_t.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from fixpoint import ConvergenceWarning, Implicit, InexactNewton, Phantom, Picard, Result
+from fixpoint import Anderson, ConvergenceWarning, Implicit, InexactNewton, Phantom, Picard, Result
 from fixpoint.failure import NonConvergenceHandler
 from fixpoint.models import ERNN, IdentityFeedbackMap, LinearMap, SelfFeedbackMap
 from fixpoint.models.ops.common import dispatch
@@ -28,6 +28,8 @@ MAPS = {
 SOLVERS = {
     "Picard": lambda **o: Picard(**o),
     "damped Picard": lambda **o: Picard(beta=0.7, **o),
+    "Anderson": lambda **o: Anderson(**o),
+    "damped Anderson": lambda **o: Anderson(memory=3, beta=0.6, **o),
     "fixed eta": lambda **o: InexactNewton(60, eta=0.4, learn=False, **o),
 }
 TIGHT = {"rtol": 1e-11, "atol": 0.0}
@@ -82,7 +84,11 @@ def assert_close(got, expected, rtol):
 @pytest.mark.parametrize("phi", MAPS)
 @pytest.mark.parametrize("rtol", [1e-3, 1e-10])
 def test_equals_the_loop_over_solves(phi, solver, rtol):
-    """In float64 no test is decided by rounding: the same updates, to the last one."""
+    """In float64 no test is decided by rounding: the same updates, to the last one.
+
+    But the differences of Anderson mixing are linearly dependent where relu units are 0, and
+    rounding decides which of them are left out.
+    """
     fused, reference = pair(
         MAPS[phi], SOLVERS[solver](rtol=rtol, atol=1e-9) if solver == "fixed eta"
         else SOLVERS[solver](rtol=rtol, atol=1e-9, max_iter=200), on_failure="ignore",
@@ -91,8 +97,14 @@ def test_equals_the_loop_over_solves(phi, solver, rtol):
     (got, gradients), (expected, expected_gradients) = (
         outcome(c, x, h0) for c in (fused, reference)
     )
-    assert torch.equal(got.iterations, expected.iterations)
     assert torch.equal(got.result, expected.result)
+    if phi == "relu" and "Anderson" in solver:
+        differ = got.iterations != expected.iterations
+        assert differ.double().mean() < 0.1
+        torch.testing.assert_close(got.output, expected.output, rtol=0, atol=4 * rtol)
+        assert_close(gradients, expected_gradients, 4 * rtol)
+        return
+    assert torch.equal(got.iterations, expected.iterations)
     assert got.evaluations == expected.evaluations
     torch.testing.assert_close(got.output, expected.output, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(got.residual, expected.residual, rtol=1e-4, atol=1e-4)
@@ -103,9 +115,25 @@ def test_equals_the_loop_over_solves(phi, solver, rtol):
     torch.testing.assert_close(last[0].z, last[1].z)
 
 
-def test_float32_differs_only_where_rounding_decides():
+@pytest.mark.parametrize("scale", [1.5, 3.0])
+def test_anderson_takes_back_steps_that_grow(scale):
+    """Where phi expands, steps are rejected, mixing is reduced and histories restart."""
+    fused, reference = pair(lambda: SelfFeedbackMap(3, 7, bound=scale), Anderson(max_iter=12),
+                            on_failure="ignore")  # fmt: skip
+    x, h0 = 3 * sample(1, 64, 3), 3 * sample(64, 7, seed=1)
+    (got, gradients), (expected, others) = (outcome(c, x, h0) for c in (fused, reference))
+    assert torch.equal(got.iterations, expected.iterations)
+    assert torch.equal(got.result, expected.result)
+    assert (got.result == Result.MAX_ITER).any()
+    torch.testing.assert_close(got.output, expected.output, rtol=1e-7, atol=1e-7)
+    solved = (got.result == Result.CONVERGED)[0]
+    torch.testing.assert_close(gradients[0][:, solved], others[0][:, solved], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("solver", [Picard, Anderson])
+def test_float32_differs_only_where_rounding_decides(solver):
     """Where counts differ, the residual lay within rounding of the tolerance."""
-    fused, reference = pair(lambda: SelfFeedbackMap(9, 80, bound=0.7), Picard(rtol=1e-3, atol=0),
+    fused, reference = pair(lambda: SelfFeedbackMap(9, 80, bound=0.7), solver(rtol=1e-3, atol=0),
                             dtype=torch.float32)  # fmt: skip
     x, h0 = sample(32, 64, 9).float(), torch.zeros(64, 80)
     (got, gradients), (expected, expected_gradients) = (
@@ -323,9 +351,10 @@ def test_a_layer_takes_it_and_says_why_not():
         ({"solver": Picard(record="residual")}, "must have record=None"),
         ({"solver": Picard(keep_best=False)}, "must have keep_best=True"),
         ({"solver": Picard(norm=lambda z: z.norm(dim=1))}, "must have norm=None"),
+        ({"solver": Anderson(ridge=1e-8)}, "ridge=0"),
         ({"solver": Picard(check_every=2)}, "check_every=1"),
         ({"solver": Picard(max_iter=3, rtol=0, atol=0)}, "rtol = atol = 0"),
-        ({"solver": "newton"}, "must be Picard or InexactNewton, not Newton"),
+        ({"solver": "newton"}, "must be Picard, Anderson or InexactNewton, not Newton"),
         ({"backward": Phantom()}, r"differentiates by Implicit\(\), not Phantom"),
     ):
         given = {"cell": "self-feedback", "solver": Picard(), "backward": Implicit()} | options

@@ -35,11 +35,13 @@ class Method(NamedTuple):
 class Iteration(NamedTuple):
     """A solver as the kernels take it.
 
-    steps: weight of phi(z) in each update, (T or 1, max_iter).
+    steps: weight of phi(z) in each update, (T or 1, max_iter), or beta of Anderson mixing.
+    memory: differences kept by Anderson mixing, 0 for plain iteration.
     rtol, atol: tolerances; see `IterativeSolver`.
     """
 
     steps: Tensor
+    memory: int
     rtol: float
     atol: float
 

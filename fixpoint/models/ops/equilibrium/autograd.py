@@ -21,7 +21,7 @@ from fixpoint.models.ops.equilibrium.arguments import (
 )
 from fixpoint.models.ops.equilibrium.reference import equilibrium_reference
 from fixpoint.solution import Result, Solution, Stall
-from fixpoint.solvers import InexactNewton, Picard, Solver
+from fixpoint.solvers import Anderson, InexactNewton, Picard, Solver
 
 
 def equilibrium_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Report]:
@@ -73,25 +73,26 @@ def unsupported_method(solver: Solver, backward: object) -> str | None:
 
 def _unsupported_solver(solver: Solver) -> str | None:
     name = type(solver).__name__
-    if type(solver) not in (Picard, InexactNewton):
-        return f"must be Picard or InexactNewton, not {name}"
+    if type(solver) not in (Picard, InexactNewton, Anderson):
+        return f"must be Picard, Anderson or InexactNewton, not {name}"
     if not solver.has_tolerance:
         return f"must stop at a tolerance, and {name} has rtol = atol = 0"
     for option, default in (("norm", None), ("record", None), ("keep_best", True)):
         if getattr(solver, option) is not default:
             return f"must have {option}={default}"
+    if isinstance(solver, Anderson) and solver.ridge > 0:
+        return "must have ridge=0"
     return None if solver.check_every == 1 else "must have check_every=1"
 
 
 def _iteration(solver: Solver, T: int) -> Iteration:
+    memory = solver.memory if isinstance(solver, Anderson) else 0
     if isinstance(solver, InexactNewton):
-        steps = solver.steps_until(T).detach()
-        return Iteration(
-            steps if steps.dim() == 2 else steps.unsqueeze(0), solver.rtol, solver.atol
-        )
-    assert isinstance(solver, Picard)
-    steps = torch.full((1, solver.max_iter), solver.beta, dtype=torch.float64)
-    return Iteration(steps, solver.rtol, solver.atol)
+        steps = torch.atleast_2d(solver.steps_until(T).detach())
+    else:
+        assert isinstance(solver, Picard | Anderson)
+        steps = torch.full((1, solver.max_iter), solver.beta, dtype=torch.float64)
+    return Iteration(steps, memory, solver.rtol, solver.atol)
 
 
 def _adjoint_solver(method: Method) -> Solver:

@@ -6,6 +6,8 @@ levels, and its updates end as soon as its own rows are done.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from torch import Tensor
 from torch.nn.functional import linear
@@ -24,6 +26,7 @@ from fixpoint.models.ops.equilibrium.arguments import (
     ForwardArguments,
     Iteration,
 )
+from fixpoint.models.ops.equilibrium.numba_anderson import new_anderson
 from fixpoint.models.ops.equilibrium.numba_solvers import NONFINITE, solve_block
 
 
@@ -58,22 +61,31 @@ def backward(arguments: BackwardArguments) -> None:
     )
 
 
-def _options(iteration: Iteration, like: Tensor) -> tuple[np.ndarray, np.generic, np.generic]:
-    """Steps and tolerances in the dtype of the state, atol for the 2-norm."""
+def _options(iteration: Iteration, like: Tensor) -> tuple[Any, ...]:
+    """Steps, memory and tolerances in the dtype of the state, atol for the 2-norm."""
     steps = iteration.steps.detach().to(like.dtype).contiguous().numpy()
     kind = steps.dtype.type
-    return steps, kind(iteration.rtol), kind(iteration.atol * like.shape[1] ** 0.5)
+    return (
+        steps,
+        min(iteration.memory, like.shape[1]),
+        kind(iteration.rtol),
+        kind(iteration.atol * like.shape[1] ** 0.5),
+    )
 
 
 @cached_njit(nogil=True)
 def _forward(  # type: ignore[no-untyped-def]
-    X, Wt, bias, Ut, Vt, S, C, iterations, residual, result, code, steps, rtol, atol, rows, first,
-    last,
+    X, Wt, bias, Ut, Vt, S, C, iterations, residual, result, code, steps, memory, rtol, atol, rows,
+    first, last,
 ):  # fmt: skip
     (T, B, n), dtype = C.shape if len(C) > 0 else (len(S) - 1, *S.shape[1:]), Vt.dtype
     work = np.empty((6, rows, n), dtype)
     nothing, biases = np.zeros(rows * n, dtype), np.empty((rows, n), dtype)
-    all_marks = np.empty((rows, 4))
+    all_marks, running, anderson = (
+        np.empty((rows, 4)),
+        np.empty(rows, np.bool_),
+        new_anderson(rows if memory > 0 else 0, n, memory, work),
+    )
     biases[:] = bias
     for lo in range(first * rows, min(last * rows, B), rows):
         hi = min(lo + rows, B)
@@ -96,7 +108,7 @@ def _forward(  # type: ignore[no-untyped-def]
             best[:] = z
             solve_block(
                 code, False, len(Ut) > 0, Ut, q, q, zeros, z, f, scratch, best, final,
-                steps[min(t, len(steps) - 1)], rtol, atol, marks,
+                steps[min(t, len(steps) - 1)], memory, anderson, rtol, atol, marks, running[:m],
             )  # fmt: skip
             for i in range(m):
                 iterations[t, lo + i] = marks[i, 0]
@@ -106,14 +118,18 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @cached_njit(nogil=True)
 def _backward(  # type: ignore[no-untyped-def]
-    G, U, V, g, C, ended, D, adjoint, iterations, residual, result, code, steps, rtol, atol, rows,
-    first, last,
+    G, U, V, g, C, ended, D, adjoint, iterations, residual, result, code, steps, memory, rtol, atol,
+    rows, first, last,
 ):  # fmt: skip
     (T, B, n), dtype = C.shape, V.dtype
     zero, one = dtype.type(0), dtype.type(1)
     work = np.empty((6, rows, n), dtype)
     nothing = np.zeros(rows * n, dtype)
-    all_marks = np.empty((rows, 4))
+    all_marks, running, anderson = (
+        np.empty((rows, 4)),
+        np.empty(rows, np.bool_),
+        new_anderson(rows if memory > 0 else 0, n, memory, work),
+    )
     size = np.empty(rows, dtype)
     for lo in range(first * rows, min(last * rows, B), rows):
         hi = min(lo + rows, B)
@@ -142,7 +158,7 @@ def _backward(  # type: ignore[no-untyped-def]
                     best[i, j] = unit[i, j]
             solve_block(
                 code, True, len(U) > 0, U, slope, unit, zeros, u, f, scratch, best, final,
-                steps[min(t, len(steps) - 1)], rtol, atol, marks,
+                steps[min(t, len(steps) - 1)], memory, anderson, rtol, atol, marks, running[:m],
             )  # fmt: skip
             for i in range(m):
                 for j in range(n):
