@@ -133,6 +133,7 @@ class _EquilibriumScan(Function):
     def forward(ctx: Any, method: Method, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         S, C, report = _solve(Inputs._make(tensors), method, keep=True)
         ctx.method = method
+        method.backward.adjoints.clear()
         ctx.save_for_backward(*tensors, S, C, report.result)
         ctx.mark_non_differentiable(*report)
         return S[1:], *report
