@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from importlib.util import find_spec
+from math import isfinite
 
 from rich.console import Console
 from rich.progress import (
@@ -20,6 +21,7 @@ from fixpoint._messages import printable
 from fixpoint.training.commands.console import say
 from fixpoint.training.engine.fit import Epoch
 from fixpoint.training.recipe.schema import Recipe
+from fixpoint.training.results.aggregate import mean_and_sd
 
 COMPILED = ("ernn", "fastrnn", "fastgrnn", "ugrnn")
 """Models whose recurrence numba compiles in the first batch, unless its cache has it."""
@@ -111,9 +113,12 @@ def _first_note(recipe: Recipe) -> str:
 
 
 def _result(epoch: Epoch) -> str:
+    if not isfinite(epoch.train_loss):
+        return "diverged"
+    loss = mean_and_sd([epoch.train_loss], 3)
     if epoch.accuracy is None:
-        return f"loss {epoch.train_loss:.3f}, perplexity {epoch.perplexity:.1f}"
-    return f"loss {epoch.train_loss:.3f}, test {epoch.accuracy:.1f} %"
+        return f"loss {loss}, perplexity {epoch.perplexity:.1f}"
+    return f"loss {loss}, test {epoch.accuracy:.1f} %"
 
 
 def _duration(seconds: float) -> str:

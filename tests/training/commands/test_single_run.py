@@ -437,10 +437,10 @@ def test_what_cannot_be_had_gets_one_line(tmp_path, arguments, message):
 
 
 def test_a_diverged_run_is_shown_and_not_run_again(tmp_path):
-    arguments = ["--model", "gru", "--lr", "1e30", "--out", str(tmp_path)]
+    arguments = ["--lr", "1e30", "--out", str(tmp_path)]
     for text in ("Results:", "This recipe is finished"):
         result = invoke(*arguments)
         assert result.exit_code == 0, result.output
         assert text in result.stdout
-        assert "GRU: The training diverged in epoch" in result.stdout
+        assert ", unrolled: The training diverged in epoch" in result.stdout
     assert json.loads((tmp_path / "runs.jsonl").read_text())["loss"] is None
