@@ -23,7 +23,7 @@ from fixpoint.models.ops.gated.reference import gated_scan_reference
 from fixpoint.models.ops.leaky.autograd import fused_scan
 from fixpoint.models.ops.leaky.reference import scan_reference
 from fixpoint.models.rnn.base_cell import RecurrentCell
-from fixpoint.models.rnn.base_layer import Recurrent
+from fixpoint.models.rnn.base_layer import Recurrent, StreamState
 from fixpoint.models.rnn.ernn import ERNN, ERNNCell
 from fixpoint.models.rnn.eurnn import EURNN, EURNNCell
 from fixpoint.models.rnn.fastgrnn import FastGRNN, FastGRNNCell
@@ -57,6 +57,7 @@ __all__ = [
     "SelfFeedbackMap",
     "SpectralRNN",
     "SpectralRNNCell",
+    "StreamState",
     "Trajectory",
     "UGRNNCell",
     "VariationalDropout",

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from fixpoint.training.commands.train import train_recipe
 from support.random_runs import MODELS, NORMALIZATIONS, random_network, random_run
 
 from fixpoint.export import read_network
 from fixpoint.export.layers import read_layer
 from fixpoint.models import ERNN, FastRNN
 from fixpoint.training import Recipe
+from fixpoint.training.commands.single_run import train_recipe
 
 
 def reference(run):

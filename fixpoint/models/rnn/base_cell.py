@@ -163,6 +163,11 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
         h = self.sequence(rows.unsqueeze(0), h, last_only=True)
         return h.reshape(*x.shape[:-1], self.hidden_size)
 
+    def at_time(self, t: int, x: Tensor, hx: Tensor | None = None) -> Tensor:
+        """`forward` at time index t, from 0, which only a cell with steps of their own uses."""
+        h: Tensor = self(x, hx)
+        return h
+
     def rows(self, x: Tensor, hx: Tensor | None) -> tuple[Tensor, Tensor]:
         """x and hx of one step as (B, d) and (B, n), after a check."""
         d, n = self.input_size, self.hidden_size

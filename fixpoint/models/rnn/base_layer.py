@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,17 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from fixpoint._validation import at_least
 from fixpoint.models._signature import ShowsAllOptions
 from fixpoint.models.rnn.base_cell import RecurrentCell
+
+
+class StreamState(NamedTuple):
+    """What `Recurrent.step` needs of the time steps before.
+
+    hx: last states, (L, B, n), or (L, n) unbatched.
+    t: index of the next time step.
+    """
+
+    hx: Tensor
+    t: int
 
 
 class Recurrent(ShowsAllOptions, nn.Module):
@@ -108,6 +119,42 @@ class Recurrent(ShowsAllOptions, nn.Module):
         """The output of the last time step alone, (B, D n) or (D n,): cheaper than `forward`."""
         last = self._run(*self._time_first(x, hx), last_only=True)[0]
         return last.squeeze(0) if x.dim() == 2 else last
+
+    def step(self, x: Tensor, state: StreamState | None = None) -> tuple[Tensor, StreamState]:
+        """One time step of a stream: the output that `forward` has at it, and the state after it.
+
+        Args:
+            x: x_t, (B, d) or (d,).
+            state: what the step before returned; None before the first one.
+
+        Returns:
+            The output of the last layer, (B, n) or (n,), and the state for the next step.
+
+        Raises:
+            ValueError: the layer is bidirectional, or x has another shape.
+
+        Example:
+            >>> import torch
+            >>> from fixpoint.models import FastGRNN
+            >>> layer, state = FastGRNN(3, 5, num_layers=2), None
+            >>> for x in torch.randn(4, 3):
+            ...     output, state = layer.step(x, state)
+            >>> output.shape, state.t
+            (torch.Size([5]), 4)
+        """
+        if self.bidirectional:
+            raise ValueError(
+                "a bidirectional layer needs the end of the sequence for its first output: build "
+                "it with bidirectional=False to step through a stream"
+            )
+        t, states = 0 if state is None else state.t, []
+        for layer in range(self.num_layers):
+            cell: RecurrentCell = getattr(self, f"l{layer}")
+            x = cell.at_time(t, x, None if state is None else state.hx[layer])
+            states.append(x)
+            if self.dropout and layer < self.num_layers - 1:
+                x = F.dropout(x, self.dropout, self.training)
+        return x, StreamState(torch.stack(states), t + 1)
 
     def _time_first(self, x: Tensor, hx: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """x as (T, B, d) and hx as (D L, B, n), after a check."""

@@ -199,6 +199,10 @@ class ERNNCell(LeakyCell):
         path = scan(self.cell, self.fixed_point, rows.unsqueeze(0), h, start=t)
         return path.h_n.reshape(*x.shape[:-1], self.hidden_size)
 
+    def at_time(self, t: int, x: Tensor, hx: Tensor | None = None) -> Tensor:
+        h: Tensor = self(x, hx, t=t)
+        return h
+
 
 class ERNN(Recurrent):
     """Equilibrated recurrent layers, called like `torch.nn.RNN`.
