@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
-from fixpoint.derivatives import MatrixMap
+from fixpoint._torch import inside_forward_mode, no_gradients
+from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Solver
+from fixpoint.solvers.base import IterativeSolver
 
 
 class Backward(nn.Module):
-    """A way to differentiate a solve; works on (B, D) matrices.
-
-    Example:
-        >>> from fixpoint import Implicit, Phantom, Unrolled
-        >>> from fixpoint.backward import Backward
-        >>> all(issubclass(kind, Backward) for kind in (Implicit, Phantom, Unrolled))
-        True
-    """
+    """A way to differentiate a solve; works on (B, D) matrices."""
 
     def check(self, solver: Solver) -> None:
         """Refuse, with the remedy, a solver that this backward cannot serve."""
@@ -38,9 +35,59 @@ def refuse_learned_eta(solver: Solver, backward: str) -> None:
         )
 
 
-def tracked_updates(solution: Solution, solver: Solver, phi: MatrixMap, t: int | None) -> Solution:
-    """The solution with the gradient of `solver`'s updates made from it; its value is unchanged."""
-    moved = solver.run(phi, solution.z, t).z
-    lost = (solution.result == Result.NONFINITE)[:, None]
-    z = torch.where(lost, solution.z, solution.z + (moved - moved.detach()))
-    return replace(solution, z=z, evaluations=solution.evaluations + solver.max_iter)
+def solve_then_track(
+    solver: Solver, updates: Solver, count: int, phi: MatrixMap, z0: Tensor, t: int | None
+) -> Solution:
+    """The solution with the gradient of `count` updates made from it; its value stays.
+
+    Each is the first update of a solve: past convergence the differences of iterates, from which
+    later updates are made, are rounding noise, and a line search refuses steps at random.
+    """
+    with no_gradients():
+        solution = solver.run(phi, z0, t)
+        # A lost sample has no gradient; phi may not be differentiable where it was lost.
+        lost = (solution.result == Result.NONFINITE.value)[:, None]
+        start = torch.where(lost, z0, solution.z)
+    if not (torch.is_grad_enabled() or inside_forward_mode()):
+        return solution
+    solver = cast(IterativeSolver, updates)
+    derivatives, z = Derivatives(phi), start
+    given: dict[str, Any] = {"derivatives": derivatives} if solver.needs_derivatives else {}
+    for k in range(count):
+        moved, _ = solver.update(k, z, phi(z), solver.init(z, t), **given)
+        z = torch.where(lost, start, moved)
+    return replace(
+        solution,
+        z=with_gradient_of(solution.z, z),
+        evaluations=solution.evaluations + count + derivatives.evaluations,
+        products=solution.products + derivatives.products,
+    )
+
+
+def with_gradient_of(value: Tensor, other: Tensor) -> Tensor:
+    """The value, with the derivatives of another tensor, in reverse and forward mode."""
+    if torch.compiler.is_compiling():
+        return value.detach() + (other - other.detach())
+    if has_torch_function((value, other)):
+        return handle_torch_function(with_gradient_of, (value, other), value, other)
+    return _WithGradientOf.apply(value, other)
+
+
+class _WithGradientOf(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, other: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+        return None, g
+
+    @staticmethod
+    def jvp(ctx: Any, value: Tensor | None, other: Tensor | None) -> Tensor | None:
+        return None if other is None else other.clone()

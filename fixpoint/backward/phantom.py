@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fixpoint._validation import at_least
-from fixpoint.backward.base import Backward, refuse_learned_eta, tracked_updates
+from fixpoint.backward.base import Backward, refuse_learned_eta, solve_then_track
 from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Solution
 from fixpoint.solvers import Picard, Solver
@@ -44,8 +43,4 @@ class Phantom(Backward):
         refuse_learned_eta(solver, "Phantom")
 
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
-        with torch.no_grad():
-            solution = solver.run(phi, z0, t)
-        if not torch.is_grad_enabled():
-            return solution
-        return tracked_updates(solution, self.updates, phi, t)
+        return solve_then_track(solver, self.updates, self.updates.max_iter, phi, z0, t)

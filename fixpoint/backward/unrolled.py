@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fixpoint._validation import at_least
-from fixpoint.backward.base import Backward, tracked_updates
+from fixpoint.backward._settled import run_until_settled, with_gradient_of_warm_starts
+from fixpoint.backward.base import Backward, solve_then_track
 from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Solution
-from fixpoint.solvers import Solver
+from fixpoint.solvers import Anderson, BarzilaiBorwein, Broyden, Solver
 
 
 class Unrolled(Backward):
@@ -18,10 +18,19 @@ class Unrolled(Backward):
     Memory grows with the number of updates. Choose it for few updates (K up to about 5) and
     wherever the solver is learned; `Implicit` where an equilibrium is really reached.
 
+    Two kinds of samples have the gradient of `Implicit` in place of that of their updates: those
+    that start within the tolerance and so make none, and, in a fixed number of updates of
+    `Anderson`, `Broyden` or `BarzilaiBorwein`, those with |phi(z) - z| <= sqrt(eps) |phi(z)|, where
+    updates are made of rounding noise; these keep the best of their states. A loose tolerance
+    (1e-3) gives the gradient of what was computed, which may be far from that of the equilibrium.
+
     Args:
         last: only through the last so many updates; the state before them is detached. A solve
-            to a tolerance runs first without gradient; so many further updates from its solution
-            then give the gradient (not the value), so that each sample gets them all.
+            to a tolerance runs first without gradient; so many first updates from its solution
+            then give the gradient (not the value), so that each sample gets them all. They are
+            those that the solver makes without a history: damped plain updates, whose gradient is
+            the Neumann series as in `Phantom` and improves with `last` where these contract; or
+            Newton steps, of which one is exact.
 
     Example:
         >>> import torch
@@ -37,16 +46,17 @@ class Unrolled(Backward):
         self.last = last if last is None else at_least(1, last=last)
 
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
-        if self.last is None:
-            return solver.run(phi, z0, t)
         if not solver.has_tolerance:
-            return solver.run(phi, z0, t, track_from=solver.max_iter - self.last)
-        with torch.no_grad():
-            solution = solver.run(phi, z0, t)
-        if not torch.is_grad_enabled():
-            return solution
-        updates = solver.with_options(max_iter=self.last, rtol=0.0, atol=0.0, record=None)
-        return tracked_updates(solution, updates, phi, t)
+            if self.last is not None:
+                return solver.run(phi, z0, t, track_from=solver.max_iter - self.last)
+            uses_differences = isinstance(solver, (Anderson, BarzilaiBorwein, Broyden))
+            if uses_differences and solver.record is None:
+                return run_until_settled(solver, phi, z0, t)
+            return solver.run(phi, z0, t)
+        if self.last is not None:
+            return solve_then_track(solver, solver, self.last, phi, z0, t)
+        solution = solver.run(phi, z0, t)
+        return with_gradient_of_warm_starts(solution, solver, phi, z0, t)
 
     def check(self, solver: Solver) -> None:
         if not solver.unrollable:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fixpoint._torch import inside_vmap
+from fixpoint._torch import inside_forward_mode, inside_vmap, no_gradients, tree_map
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers.monitor import ConvergenceMonitor, MonitorOptions
@@ -80,9 +80,22 @@ def _measured(
         proposal, state = solver.update(k, start, fz, state, **given)
         z = monitor.freeze(proposal, z)
         if k + 1 == track_from:
+            z, state = _detached(solver, z, state)
             torch.set_grad_enabled(tracking)
         z, fz = monitor.observe(k + 1, z, phi(monitor.stop_finished(z)), phi)
     return monitor.solution(z, derivatives), state
+
+
+def _detached(solver: Iteration, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """Both without the tangents of forward mode, which no_grad lets pass."""
+    if not inside_forward_mode():
+        return z, state
+    with no_gradients():
+        return z.clone(), tree_map(_copied, state) if solver.state_has_rows else state
+
+
+def _copied(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) else x
 
 
 def _fixed_steps(
@@ -93,7 +106,8 @@ def _fixed_steps(
     given = {"derivatives": derivatives} if solver.needs_derivatives else {}
     state = None
     for k in range(solver.max_iter):
-        if k == track_from:
+        if k == track_from and k > 0:
+            z, state = _detached(solver, z, state)
             torch.set_grad_enabled(tracking)
         fz = phi(z)
         if k == 0:
