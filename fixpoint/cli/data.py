@@ -19,8 +19,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
-from fixpoint._messages import unknown_name
+from fixpoint._messages import printable, unknown_name
 from fixpoint.data.archives.download import Archive
 from fixpoint.data.dataset import Dataset
 from fixpoint.data.registry import DATASETS, SOURCES, check_name, load_dataset
@@ -92,7 +93,7 @@ def fetch(
                 "contents are correct.",
                 soft_wrap=True,
             )
-        console.print(repr(data), soft_wrap=True, highlight=False)
+        console.print(Text(printable(repr(data))), soft_wrap=True)
         console.print(f"{name} is ready: {_shown(ready)}", soft_wrap=True, highlight=False)
         if not archive:
             kept = _shown(paths[0].parent)
@@ -111,7 +112,7 @@ def info(
         data = load_dataset(name)
         table = Table(show_header=False)
         for key, value in {**_facts(data), **_origin(name)}.items():
-            table.add_row(key, value)
+            table.add_row(key, Text(printable(value)))
         _console().print(table)
 
 
@@ -136,6 +137,8 @@ def _facts(data: Dataset) -> dict[str, str]:
             facts[f"of each class, {part}"] = counts
     if data.vocabulary:
         facts["vocabulary"] = f"{len(data.vocabulary)} words"
+    if data.notes:
+        facts["notes"] = "; ".join(data.notes)
     facts["groups"] = _groups(data)
     facts["validation"] = (
         "official"
@@ -152,7 +155,8 @@ def _facts(data: Dataset) -> dict[str, str]:
 def _inputs(data: Dataset) -> str:
     shape, stored = data.x_train.shape, str(data.x_train.dtype).removeprefix("torch.")
     if data.kind == "classification":
-        return f"{shape[1]} steps x {shape[2]} channels, float32, stored as {stored}"
+        steps = shape[1] if data.lengths_train is None else f"at most {shape[1]}"
+        return f"{steps} steps x {shape[2]} channels, float32, stored as {stored}"
     if data.kind == "tokens":
         return f"at most {shape[1]} word ids, int64, stored as {stored}, with lengths"
     return f"one stream of word ids for each part, int64, stored as {stored}"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fixpoint.cli.app import app
 from fixpoint.data import DATASETS, SOURCES
-from fixpoint.data.sources import yelp
+from fixpoint.data.sources import ptb, yelp
 
 
 def run(*arguments):
@@ -115,6 +115,35 @@ def test_fetch_makes_the_file_of_an_archive_at_hand(folder, tmp_path, monkeypatc
     assert [p.name for p in folder.iterdir()] == ["yelp5.npz"]
     again = run("data", "fetch", "yelp5")
     assert "yelp5 is ready" in again.stdout
+
+
+def test_fetch_reads_the_folder_of_an_unpacked_archive(folder, tmp_path, monkeypatch):
+    unpacked = tmp_path / "PTB" / "data"
+    unpacked.mkdir(parents=True)
+    for part in ("train", "valid", "test"):
+        (unpacked / f"ptb.{part}.txt").write_bytes(b" a b \n a \n")
+    refused(run("data", "fetch", "ptb", "--archive", str(tmp_path / "PTB")), r"uint16 \(929589")
+    monkeypatch.setattr(ptb, "verify", lambda arrays: None)
+    shape = {"x_train": ("uint16", (5,)), "x_valid": ("uint16", (5,)), "x_test": ("uint16", (5,)),
+             "vocab": ("str", (3,))}  # fmt: skip
+    monkeypatch.setattr(ptb, "_SCHEMA", shape)
+    monkeypatch.setitem(SOURCES, "ptb", replace(SOURCES["ptb"], verify=lambda arrays: None))
+    result = run("data", "fetch", "ptb", "--archive", str(tmp_path / "PTB"))
+    assert result.exit_code == 0, result.output
+    assert "ptb is ready" in result.stdout
+    assert "checksum" not in result.stdout
+
+
+def test_info_shows_names_as_they_are_and_what_was_not_read(tmp_path):
+    for label in ("slow [m]", "[bold]fast"):
+        (tmp_path / label).mkdir()
+        for i in range(3):
+            (tmp_path / label / f"{i}.csv").write_text("1.5,2\n" * (i + 1))
+    (tmp_path / "[red]notes.txt").write_text("")
+    text = re.sub(r"[\s│]+", " ", run("data", "info", str(tmp_path)).stdout)
+    assert "2: [bold]fast, slow [m]" in text
+    assert "notes not read: [red]notes.txt" in text
+    assert "at most 3 steps x 2 channels" in text
 
 
 def test_a_wrong_archive_leaves_what_was_there(folder, tmp_path):

@@ -17,6 +17,7 @@ from fixpoint.data import (
     normalize,
     validation_split,
 )
+from fixpoint.data.storage import expand
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.recipe.schema import Data, Recipe, Training
 
@@ -70,7 +71,7 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
 def save_origin(recipe: Recipe, folder: Path) -> None:
     """Write where the data of a run were, and their fingerprint, into the folder of the run."""
     name = recipe.data.dataset
-    place = name if name in DATASETS else str(Path(name).expanduser().absolute())
+    place = name if name in DATASETS else str(expand(name).absolute())
     content = {"dataset": place, "fingerprint": fingerprint(name)}
     replace_file(folder / ORIGIN, json.dumps(content, indent=1).encode())
 

@@ -1,6 +1,7 @@
 """The training loop against a plain loop in torch, and how it counts what is right."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +50,35 @@ def test_it_lowers_the_loss_and_beats_chance(tiny):
     # Chance is 50 %, with a s.d. of 5.6 % on 81 windows.
     assert epochs[-1].accuracy > 50 + 3 * 5.6
     assert all(epoch.seconds > 0 for epoch in epochs)
+
+
+def test_padding_after_the_last_step_changes_nothing(tiny):
+    """Sequences of 3 to 16 steps train as with another padding, and the last real step counts."""
+    lengths = {f"lengths_{p}": 3 + torch.arange(len(getattr(tiny, f"x_{p}"))) % 14
+               for p in ("train", "test")}  # fmt: skip
+
+    def padded(value):
+        x = {}
+        for part in ("train", "test"):
+            whole = getattr(tiny, f"x_{part}")
+            real = torch.arange(16)[:, None] < lengths[f"lengths_{part}"].view(-1, 1, 1)
+            x[f"x_{part}"] = torch.where(real, whole, value)
+        return replace(tiny, **x, **lengths)
+
+    results = []
+    for value in (0.0, 7.0):
+        network = model()
+        results.append((untimed(train(network, padded(value))), network))
+    assert results[0][0] == results[1][0]
+    assert equal_parameters(results[0][1], results[1][1])
+    network, data = results[0][1].eval(), padded(0.0)
+    with torch.no_grad():
+        logits = network(data.x_test, data.lengths_test)
+        for row in range(0, 81, 20):
+            alone = network(data.x_test[row : row + 1, : data.lengths_test[row]])
+            torch.testing.assert_close(logits[row : row + 1], alone)
+    expected = (logits.argmax(1) == data.y_test).double().mean() * 100
+    assert results[0][0][-1].accuracy == pytest.approx(expected.item())
 
 
 def test_it_is_the_plain_loop(tiny):
