@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
@@ -82,8 +82,8 @@ def recipe_options(*names: str, defaults: bool = False) -> Callable[[Any], Any]:
             return function(flags=given, **values)
 
         own = inspect.signature(function, eval_str=True).parameters
-        parameters = [parameter for name, parameter in own.items() if name != "flags"]
-        parameters += [_parameter(name, defaults) for name in names]
+        first, *rest = [parameter for name, parameter in own.items() if name != "flags"]
+        parameters = [first, *(_parameter(name, defaults) for name in names), *rest]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         return command
@@ -98,8 +98,10 @@ def _parameter(name: str, show_default: bool) -> inspect.Parameter:
     hint = get_type_hints(kind)[name]
     types = {int, float} & {hint, *get_args(hint)}
     text = field.metadata["help"]
+    # The text of a choice begins with one of its values, which are in lower case.
+    start = text[0] if get_origin(hint) is Literal else text[0].upper()
     options: dict[str, Any] = {
-        "help": f"{text[0].upper()}{text[1:]}.",
+        "help": f"{start}{text[1:]}.",
         "show_default": str(DEFAULTS[name]) if show_default else False,
     }
     if int in types and field.metadata["low"] == 1:

@@ -42,13 +42,13 @@ class Data:
 class Model:
     """What learns. Options that are None take the model's own default."""
 
-    model: str = key("ernn", "model, a name in fixpoint.training.LAYERS")
+    model: str = key("ernn", "model, as ernn, rnn, lstm, gru: a name in fixpoint.training.LAYERS")
     hidden: int = key(80, "hidden units", low=1)
     nonlinearity: str | None = key(None, "of the layer: relu, tanh, ...")
     cell: str | None = key(None, "cell of ernn")
     solver: str | None = key(None, "solver of ernn")
     max_iter: int | None = key(None, "updates of the solver a time step (K of the paper)", low=1)
-    backward: str | None = key(None, "unrolled or implicit, of ernn")
+    backward: str | None = key(None, "backward of ernn, unrolled or implicit")
     rtol: float | None = key(
         None, "relative tolerance of a solver that has one; atol is a tenth of it", low=0
     )
@@ -81,7 +81,7 @@ class Training:
     momentum: float = key(0.0, "of sgd", low=0, below=1)
     weight_decay: float = key(0.0, "L2 penalty (adam, sgd) or decoupled decay (adamw)", low=0)
     schedule: Literal["halve", "cosine", "plateau", "constant"] = key(
-        "halve", "how the learning rate falls"
+        "halve", "halve, cosine, plateau or constant: how the learning rate falls"
     )
     halve_every: int | None = key(
         None, "halve: epochs after which it is halved; a third of them if not given", low=1
@@ -105,7 +105,7 @@ class Training:
         None, "stop after so many epochs without a better validation score", low=1
     )
     bptt: int = key(300, "text: time steps that a gradient goes back", low=1)
-    seed: int = key(0, "of weights, order of the batches and dropout", low=0, below=2**63)
+    seed: int = key(0, "seed of weights, order of the batches and dropout", low=0, below=2**63)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Machine:
     device: Literal["cpu", "cuda", "mps"] = key("cpu", "cpu, cuda or mps")
     devices: int = key(1, "processes, each with a device and its part of every batch", low=1)
     precision: Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"] = (
-        key("32-true", "of the numbers, as Lightning Fabric names it")
+        key("32-true", "32-true, bf16-mixed, 64-true, ..., as in Lightning Fabric")
     )
 
 
