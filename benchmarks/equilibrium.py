@@ -92,7 +92,7 @@ def steps(name: str, T: int, B: int, d: int, n: int) -> Run:
 
 
 def evaluations_of_blocks(iterations: Tensor) -> int:
-    """Evaluations of phi for a block of rows, which goes on until all its rows are done."""
+    """Evaluations of phi for a block of rows, which continues until all its rows are done."""
     return int(sum((part.amax(1) + 1).sum() for part in iterations.split(ROWS, 1)))
 
 

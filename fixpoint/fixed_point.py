@@ -28,7 +28,7 @@ def solve(
         phi: map of a tree like z0 to one of the same structure, shapes and dtype; each batch row
             on its own.
         z0: tensor, or nested tuple, list or dict of tensors, each (B, ...), real or complex. Each
-            tensor of a tree meets the tolerance by itself; see `leaf_atol` of `Solver`.
+            tensor of a tree reaches the tolerance by itself; see `leaf_atol` of `Solver`.
         solver: a solver or its name; see `SOLVERS`.
         t: time index, for solvers with steps of their own at each time.
         batched: False where the tensors of z0 have no batch axis; the solution's per-sample

@@ -30,8 +30,8 @@ class Problem:
 
     function: f; rows of z are independent.
     solver: of this problem, at time t.
-    adjoint: the solver of the linear problems of its derivatives, each `Solution` of which
-        `finish` takes.
+    adjoint: the solver of the linear problems of its derivatives; `finish` takes each
+        `Solution`.
     leaves: how many of the captured tensors, the last ones, f reaches by itself, and not as
         arguments.
     solution: the first solution, where it is known.
@@ -62,7 +62,7 @@ class Problem:
         return solution
 
     def bind(self, captured: Sequence[Tensor]) -> tuple[MatrixMap, Derivatives | None]:
-        """f as a map of z, and what knows its derivatives better than autograd."""
+        """f as a map of z, and what has better derivatives than autograd."""
         return lambda z: self.function(z, *captured), None
 
     def of_instances(self, size: int, in_dims: Sequence[int | None]) -> Problem:
@@ -105,7 +105,7 @@ def linear_problem(problem: Problem, of: PureMap, *, transposed: bool) -> Linear
             return of(z, *captured)
 
         if transposed:
-            (product,) = pull(at, [z], x)
+            (product,) = pullback(at, [z], x)
         else:
             product = push(at, [z], [x])
         return b if product is None else product + b
@@ -280,7 +280,7 @@ def _gradients(
     if problem.leaves:
         z = _view(z)  # at which the gradient of the leaves can stop
     function = _of_some(problem.function, z, captured, places)
-    found = pull(function, [captured[i] for i in places], u, leaves=problem.leaves, constant=z)
+    found = pullback(function, [captured[i] for i in places], u, leaves=problem.leaves, constant=z)
     by_place = dict(zip(places, found, strict=True))
     return [by_place.get(i) for i in range(len(captured))]
 
@@ -315,7 +315,7 @@ def _gradients_by_graph(
     return torch.autograd.grad(linearization.fz, leaves, u, retain_graph=True, allow_unused=True)
 
 
-def pull(
+def pullback(
     function: PureMap,
     primals: list[Tensor],
     u: Tensor,

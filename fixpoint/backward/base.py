@@ -38,7 +38,7 @@ def refuse_learned_eta(solver: Solver, backward: str) -> None:
 def solve_then_track(
     solver: Solver, updates: Solver, count: int, phi: MatrixMap, z0: Tensor, t: int | None
 ) -> Solution:
-    """The solution with the gradient of `count` updates made from it; its value stays.
+    """The solution with the gradient of `count` updates made from it; its value is unchanged.
 
     Each is the first update of a solve: past convergence the differences of iterates, from which
     later updates are made, are rounding noise, and a line search refuses steps at random.

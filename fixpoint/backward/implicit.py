@@ -165,7 +165,7 @@ class Implicit(Backward):
 
 
 def _substituted(phi: MatrixMap, captured: list[Tensor]) -> Callable[..., Tensor]:
-    """phi as a function of z and the captured tensors, evaluated anew each time."""
+    """phi as a function of z and the captured tensors, evaluated again each time."""
 
     def function(z: Tensor, *values: Tensor) -> Tensor:
         return substitute(phi, z, captured, list(values[: len(captured)]))

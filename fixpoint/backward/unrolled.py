@@ -30,7 +30,7 @@ class Unrolled(Backward):
             then give the gradient (not the value), so that each sample gets them all. They are
             those that the solver makes without a history: damped plain updates, whose gradient is
             the Neumann series as in `Phantom` and improves with `last` where these contract; or
-            Newton steps, of which one is exact.
+            Newton steps; one step is exact.
 
     Example:
         >>> import torch

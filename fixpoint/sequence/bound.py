@@ -30,9 +30,9 @@ def leaky_error_bound(decay: Tensor, gain: Tensor, iterations: int) -> Tensor:
     bound = torch.ones(iterations + 1, len(decay), dtype=decay.dtype, device=decay.device)
     for i in range(1, iterations + 1):
         before = torch.cat([bound.new_zeros(1), bound[i - 1, :-1]])
-        drive = gain * before
+        offset = gain * before
         state = bound.new_zeros(())
         for t in range(len(decay)):
-            state = decay[t].abs() * state + drive[t]
+            state = decay[t].abs() * state + offset[t]
             bound[i, t] = state
     return bound

@@ -252,7 +252,7 @@ class IterativeSolver(Solver):
     backtracks = False
     """Whether `update` takes back a step to where phi is not finite."""
     restarts = False
-    """Whether a sample that steps to where phi is not finite is put back and starts anew; the
+    """Whether a sample that steps to where phi is not finite is put back and restarts; the
     solver then has `restart`, and its first step is a plain one."""
     state_has_rows = True
     """Whether each tensor of the state has a row for each sample, (B, ...)."""

@@ -57,8 +57,8 @@ class ConvergenceMonitor:
 
     Attributes:
         done: whether all samples have ended.
-        restarting: samples that were put back and start anew, (B,), None where the host knows of
-            none.
+        restarting: samples that were put back and restart, (B,), None where none are known on the
+            host.
     """
 
     def __init__(self, options: MonitorOptions, z: Tensor, columns: Sequence[int] = ()) -> None:
@@ -81,7 +81,7 @@ class ConvergenceMonitor:
         self.start_size = self.reach = self.r
         self.runaway: Tensor | None = None  # samples denied convergence beyond their reach, (B,)
         self.measured = Residuals(self.r, self.r, self.r, self.r)
-        self.least_r = 0.0  # a lower bound that the host knows
+        self.least_r = 0.0  # a lower bound known on the host
         self.keep_best = options.keep_best or options.backtracks
         self.best_r, self.best_z = self.r, z
         self.floor_checks: Tensor | int = 0  # at which the residual was below 2 eps
@@ -185,7 +185,7 @@ class ConvergenceMonitor:
         return z, fz, r
 
     def _note_lost(self, k: int, finite: Tensor) -> Tensor:
-        """Samples lost at this step, (B,): for good, or waiting to start anew where they were.
+        """Samples lost at this step, (B,): for good, or waiting to restart where they were.
 
         A solver that restarts makes a plain step first, and after it has been put back; who is
         lost by that is lost for good.

@@ -236,7 +236,7 @@ def test_the_error_estimate_is_the_error_of_a_slow_map(rate, name):
     assert "may exceed their residual" in estimate.describe() or rate < 0.95
 
 
-def test_the_error_estimate_bounds_the_error_of_trees_and_knows_no_expansion():
+def test_the_error_estimate_bounds_the_error_of_trees_and_has_no_expansion():
     generator = torch.Generator().manual_seed(0)
     W = torch.randn(6, 6, generator=generator, dtype=torch.float64)
     W = 0.8 * W / torch.linalg.matrix_norm(W, 2)

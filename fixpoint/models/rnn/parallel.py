@@ -29,7 +29,7 @@ from fixpoint.solvers import IterativeSolver
 TimeMode = Literal["sequential", "parallel", "auto"]
 
 CACHED = 2**16
-"""Numbers T B n of a window on the CPU: as many as stay in the cache of a core."""
+"""Numbers T B n of a window on the CPU: as many as fit in the cache of a core."""
 LEAST_STEPS = 512
 """Fewest time steps for which "auto" solves all at once on the CPU."""
 MOST_UNITS = 64
