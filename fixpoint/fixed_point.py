@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -12,6 +13,10 @@ from fixpoint.backward import Backward, Implicit
 from fixpoint.failure import NonConvergenceHandler, OnFailure
 from fixpoint.solution import Solution
 from fixpoint.solvers import Anderson, Solver, make_solver
+from fixpoint.solvers.base import IterativeOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def solve(
@@ -92,10 +97,23 @@ class FixedPoint(nn.Module):
         self.non_convergence = NonConvergenceHandler("the solve", on_failure)
 
     def forward(
-        self, phi: Map, z0: Tree, *, t: int | None = None, batched: bool = True
+        self,
+        phi: Map,
+        z0: Tree,
+        *,
+        t: int | None = None,
+        batched: bool = True,
+        **options: Unpack[IterativeOptions],
     ) -> Solution:
-        """The differentiable solution; arguments and errors as for `solve`."""
+        """The differentiable solution; arguments and errors as for `solve`.
+
+        `options` of the solver, `max_iter`, `rtol`, ..., hold for this call alone.
+        """
         packing = Packing(z0, batched=batched)
-        solution = self.backward.solve(self.solver, packing.wrap(phi), packing.start(z0), t)
+        solver = self.solver
+        if options:
+            solver = solver.with_options(**options)
+            self.backward.check(solver)
+        solution = self.backward.solve(solver, packing.wrap(phi), packing.start(z0), t)
         self.non_convergence.check(solution)
         return replace(solution, z=packing.unpack(solution.z))

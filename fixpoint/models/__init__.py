@@ -4,7 +4,8 @@ from typing import Any
 
 from fixpoint.models.deq.deq import DEQ
 from fixpoint.models.deq.freezing import frozen
-from fixpoint.models.deq.spectral_norm import bound_spectral_norm
+from fixpoint.models.deq.spectral_norm import bound_spectral_norm, normalize_weights
+from fixpoint.models.deq.supervision import correction_loss, supervised_states
 from fixpoint.models.deq.variational_dropout import VariationalDropout
 from fixpoint.models.heads.classifier import LastStateClassifier, model_size_kb, parameter_count
 from fixpoint.models.heads.language_model import LanguageModel
@@ -63,14 +64,17 @@ __all__ = [
     "VariationalDropout",
     "bound_spectral_norm",
     "check_compatible",
+    "correction_loss",
     "frozen",
     "fused_scan",
     "gated_scan",
     "gated_scan_reference",
     "model_size_kb",
+    "normalize_weights",
     "parameter_count",
     "scan",
     "scan_reference",
+    "supervised_states",
 ]
 
 _RENAMED = {

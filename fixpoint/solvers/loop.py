@@ -113,8 +113,8 @@ def _fixed_steps(
         if k == 0:
             state = solver.init(z, t)
         z, state = solver.update(k, z, fz, state, **given)
-    iterations = torch.full((len(z),), solver.max_iter, dtype=torch.int64, device=z.device)
-    result = torch.full((len(z),), Result.FIXED_STEPS.value, dtype=torch.int8, device=z.device)
+    iterations = torch.full((z.shape[0],), solver.max_iter, dtype=torch.int64, device=z.device)
+    result = torch.full((z.shape[0],), Result.FIXED_STEPS.value, dtype=torch.int8, device=z.device)
     evaluations = solver.max_iter + derivatives.evaluations
     return (
         Solution(z, None, iterations, evaluations, result, products=derivatives.products),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,18 @@ from torch import Tensor, nn
 from fixpoint._torch import tree_leaves, tree_map
 from fixpoint._tree import Tree
 from fixpoint._validation import at_least
-from fixpoint.backward import Backward
+from fixpoint.backward import Backward, Phantom
+from fixpoint.failure import OnFailure
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.deq.freezing import frozen
+from fixpoint.models.deq.supervision import supervised_states
 from fixpoint.regularization import jac_reg
 from fixpoint.solution import Solution
 from fixpoint.solvers import Solver
+from fixpoint.solvers.base import IterativeOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class DEQ(nn.Module):
@@ -33,11 +39,15 @@ class DEQ(nn.Module):
         solver: a solver or its name, `Anderson()` if not given.
         backward: `Implicit()` if not given, `Unrolled`, or `Phantom`.
         hidden_size: H of a state z of shape (B, H); None for a state of the shape of x.
+        eval_solver: solver of evaluation mode, with another tolerance or budget; None takes
+            `solver`.
+        on_failure: "ignore", "warn" (once) or "raise" where samples do not converge.
 
-    Inputs: x, z0
+    Inputs: x, z0, options
         x: the injected input, a tree of tensors (B, ...).
         z0: start of the solve and shape of the state, any tree of (B, ...); zeros if not given. A
             warm start is the solution for an input nearby: `deq(x, deq.solution.z)`.
+        options: of the solver, for this call alone: `deq(x, max_iter=100, rtol=1e-6)`.
 
     Outputs: z
         z: z*, a tree like z0.
@@ -77,16 +87,42 @@ class DEQ(nn.Module):
         backward: Backward | None = None,
         *,
         hidden_size: int | None = None,
+        eval_solver: str | Solver | None = None,
+        on_failure: OnFailure = "ignore",
     ) -> None:
         super().__init__()
         self.f = f
-        self.fixed_point = FixedPoint(solver, backward)
+        self.fixed_point = FixedPoint(solver, backward, on_failure=on_failure)
+        self.evaluation: FixedPoint | None = None
+        if eval_solver is not None:
+            backward = self.fixed_point.backward
+            self.evaluation = FixedPoint(eval_solver, backward, on_failure=on_failure)
         self.hidden_size = None if hidden_size is None else at_least(1, hidden_size=hidden_size)
         self.solution: Solution | None = None
 
-    def forward(self, x: Tree, z0: Tree | None = None) -> Tree:
+    def forward(self, x: Tree, z0: Tree | None = None, **options: Unpack[IterativeOptions]) -> Tree:
         with frozen(self.f) as f:
-            return self._solve(f, x, z0)
+            return self._solve(f, x, z0, **options)
+
+    def states(
+        self,
+        x: Tree,
+        z0: Tree | None = None,
+        *,
+        at: Sequence[int],
+        gradient: Phantom | None = None,
+        **options: Unpack[IterativeOptions],
+    ) -> list[Tree]:
+        """States along the solve, each differentiable, and z* last; see `supervised_states`.
+
+        For a loss on the way to the equilibrium, as `correction_loss`.
+        """
+        with frozen(self.f) as f:
+            start = self._start(x) if z0 is None else z0
+            states, self.solution = supervised_states(
+                self._layer(), lambda z: f(z, x), start, at=at, gradient=gradient, **options
+            )
+        return states
 
     def regularized(
         self,
@@ -106,10 +142,22 @@ class DEQ(nn.Module):
             penalty = jac_reg(lambda z: f(z, x), fixed, samples=samples, generator=generator)
         return z, penalty
 
-    def _solve(self, f: Callable[..., Any], x: Tree, z0: Tree | None) -> Tree:
-        solution = self.fixed_point(lambda z: f(z, x), self._start(x) if z0 is None else z0)
+    def _solve(
+        self,
+        f: Callable[..., Any],
+        x: Tree,
+        z0: Tree | None,
+        **options: Unpack[IterativeOptions],
+    ) -> Tree:
+        start = self._start(x) if z0 is None else z0
+        solution = self._layer()(lambda z: f(z, x), start, **options)
         self.solution = replace(solution, z=tree_map(torch.detach, solution.z))
         return solution.z
+
+    def _layer(self) -> FixedPoint:
+        if self.training or self.evaluation is None:
+            return self.fixed_point
+        return self.evaluation
 
     def _start(self, x: Tree) -> Tree:
         if self.hidden_size is None:

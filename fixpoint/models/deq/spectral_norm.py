@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
 
+from fixpoint._messages import unknown_name
 from fixpoint._validation import positive
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -57,6 +59,58 @@ def bound_spectral_norm(module: Module, name: str = "weight", *, bound: float = 
         raise ValueError(f"{name} is zero, so no factor gives it the norm {bound}: initialise it")
     parametrize.register_parametrization(module, name, _NormBound(bound))
     return module
+
+
+NormKind = Literal["spectral", "weight"]
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def normalize_weights(
+    model: Module,
+    kind: NormKind = "spectral",
+    *,
+    bound: float = 0.95,
+    skip: Sequence[str] = (),
+) -> Module:
+    """Normalize the weight of every linear and convolutional layer of a model; returns the model.
+
+    Args:
+        kind: "spectral" for `bound_spectral_norm` of each weight, "weight" for `weight_norm` of
+            torch (direction and length of each row apart).
+        bound: 2-norm to keep, of "spectral".
+        skip: names of submodules to leave out, with all below them.
+
+    Raises:
+        ValueError: an unknown kind, a name in `skip` that the model does not have, or no layer
+            to normalize.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import normalize_weights
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+        >>> model = normalize_weights(model, bound=0.8, skip=("1",))
+        >>> round(torch.linalg.matrix_norm(model[0].weight, 2).item(), 4)
+        0.8
+    """
+    if kind not in get_args(NormKind):
+        raise ValueError(unknown_name("kind of norm", kind, get_args(NormKind)))
+    names = dict(model.named_modules())
+    for name in skip:
+        if name not in names:
+            raise ValueError(unknown_name("submodule", name, [key for key in names if key]))
+    layers = [
+        layer
+        for key, layer in names.items()
+        if isinstance(layer, WEIGHTED) and not any(f"{key}.".startswith(f"{s}.") for s in skip)
+    ]
+    if not layers:
+        raise ValueError("the model has no linear or convolutional layer to normalize")
+    for layer in layers:
+        if kind == "spectral":
+            bound_spectral_norm(layer, bound=bound)
+        else:
+            parametrizations.weight_norm(layer)
+    return model
 
 
 class _NormBound(nn.Module):

@@ -24,9 +24,11 @@ class VariationalDropout(nn.Module):
 
     Args:
         p: probability that a number is dropped, 0 <= p < 1.
+        shared_dims: axes along which the mask is constant. For z (B, C, L) or (B, C, H, W), (2,)
+            or (2, 3) drops whole channels; for z (B, L, C), (2,) drops whole tokens.
 
     Raises:
-        ValueError: p is out of range.
+        ValueError: p is out of range, or an axis is below 1 or not in the input.
         RuntimeError: called in training mode outside of `frozen`.
 
     Source: Gal and Ghahramani (2016), A theoretically grounded application of dropout in
@@ -44,11 +46,16 @@ class VariationalDropout(nn.Module):
     masks: Masks | None = None
     """Those of the held map that is being evaluated; None at all other times."""
 
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, *, shared_dims: tuple[int, ...] = ()) -> None:
         super().__init__()
         if not 0 <= p < 1:
             raise ValueError(f"p must be at least 0 and below 1; got {p}")
+        if any(dim < 1 for dim in shared_dims):
+            raise ValueError(
+                f"shared_dims must be axes from 1 on (0 is that of the samples); got {shared_dims}"
+            )
         self.p = p
+        self.shared_dims = tuple(shared_dims)
 
     def forward(self, z: Tensor) -> Tensor:
         if not self.training or self.p == 0:
@@ -62,9 +69,21 @@ class VariationalDropout(nn.Module):
         key = (self, z.shape)
         if key not in self.masks:
             with torch.no_grad():
-                keep = torch.empty_like(z, requires_grad=False).bernoulli_(1 - self.p)
+                keep = z.new_empty(self._mask_shape(z)).bernoulli_(1 - self.p)
                 self.masks[key] = keep / (1 - self.p)
         return z * self.masks[key].to(z.dtype)
 
+    def _mask_shape(self, z: Tensor) -> list[int]:
+        shape = list(z.shape)
+        for dim in self.shared_dims:
+            if dim >= z.dim():
+                raise ValueError(
+                    f"shared_dims={self.shared_dims} needs an input with an axis {dim}; got shape "
+                    f"{tuple(z.shape)}"
+                )
+            shape[dim] = 1
+        return shape
+
     def extra_repr(self) -> str:
-        return f"p={self.p:g}"
+        shared = f", shared_dims={self.shared_dims}" if self.shared_dims else ""
+        return f"p={self.p:g}{shared}"

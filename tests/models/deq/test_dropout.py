@@ -323,3 +323,27 @@ def test_a_deq_in_a_deq_joins_its_map():
     normalized(torch.randn(16, 4, dtype=torch.float64))
     normalized.solution.check()
     assert normalized.f.inner.f.norm.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "shared", "constant"),
+    [((3, 5, 7), (2,), 2), ((3, 5, 7), (1,), 1), ((3, 5, 2, 2), (2, 3), 3)],
+)
+def test_a_mask_is_constant_along_shared_axes(shape, shared, constant):
+    dropout = VariationalDropout(0.5, shared_dims=shared)
+    with frozen(dropout) as phi:
+        kept = phi(torch.ones(shape)) != 0
+    assert torch.equal(kept.all(constant), kept.any(constant))
+    assert 0 < kept.double().mean() < 1
+    assert not torch.equal(kept[0], kept[1]) or not torch.equal(kept[0], kept[2])
+
+
+def test_shared_axes_are_checked():
+    with pytest.raises(ValueError, match="axes from 1"):
+        VariationalDropout(shared_dims=(0,))
+    message = r"needs an input with an axis 2; got shape \(3, 4\)"
+    with (
+        frozen(VariationalDropout(shared_dims=(2,))) as phi,
+        pytest.raises(ValueError, match=message),
+    ):
+        phi(torch.ones(3, 4))

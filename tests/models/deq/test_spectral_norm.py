@@ -8,7 +8,7 @@ from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import parametrize
 
-from fixpoint.models import bound_spectral_norm
+from fixpoint.models import bound_spectral_norm, normalize_weights
 
 
 def norm(weight):
@@ -98,3 +98,35 @@ def test_bad_values(make, message):
 
 def zero(module):
     nn.init.zeros_(module.weight)
+
+
+def test_all_weights_of_a_model_but_those_left_out():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Sequential(nn.Linear(8, 8)))
+    head = nn.Sequential(model, nn.Linear(8, 2))
+    before = head[1].weight.detach().clone()
+    normalize_weights(head, bound=0.5, skip=("1",))
+    for weight in (model[0].weight, model[2][0].weight):
+        assert torch.linalg.matrix_norm(weight.flatten(1), 2).item() == pytest.approx(0.5)
+    assert torch.equal(head[1].weight, before)
+
+
+def test_weight_norm_over_a_model_keeps_the_weights():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    before = [layer.weight.detach().clone() for layer in model]
+    normalize_weights(model, "weight")
+    for layer, weight in zip(model, before, strict=True):
+        assert torch.allclose(layer.weight, weight)
+        assert nn.utils.parametrize.is_parametrized(layer, "weight")
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        (nn.Linear(2, 2), {"kind": "l2"}, "unknown kind of norm 'l2'"),
+        (nn.Sequential(nn.Linear(2, 2)), {"skip": ("head",)}, "unknown submodule 'head'"),
+        (nn.Tanh(), {}, "no linear or convolutional layer"),
+    ],
+)
+def test_what_cannot_be_normalized_is_named(model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        normalize_weights(model, **arguments)
