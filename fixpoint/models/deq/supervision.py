@@ -13,9 +13,9 @@ from fixpoint._torch import tree_map
 from fixpoint._tree import Map, Packing, Tree
 from fixpoint._validation import positive
 from fixpoint.backward import Phantom
-from fixpoint.backward.base import tracked_updates
+from fixpoint.backward.base import with_gradient_of
 from fixpoint.fixed_point import FixedPoint
-from fixpoint.solution import Solution
+from fixpoint.solution import Result, Solution
 from fixpoint.solvers import IterativeSolver
 from fixpoint.solvers.base import IterativeOptions
 
@@ -82,12 +82,14 @@ def supervised_states(
     assert solution.trace is not None
     assert solution.trace.iterates is not None
     iterates = solution.trace.iterates
+    lost = (solution.result == Result.NONFINITE.value)[:, None]
     states = []
     for count in at:
-        here = replace(solution, z=iterates[min(count, len(iterates) - 1)])
+        z = iterates[min(count, len(iterates) - 1)]
         if torch.is_grad_enabled():
-            here = tracked_updates(here, gradient.updates, packing.wrap(phi), None)
-        states.append(packing.unpack(here.z))
+            moved = gradient.updates.run(packing.wrap(phi), z).z
+            z = torch.where(lost, z, with_gradient_of(z, moved))
+        states.append(packing.unpack(z))
     return [*states, solution.z], replace(solution, z=tree_map(torch.detach, solution.z))
 
 
