@@ -318,7 +318,8 @@ class ConvergenceMonitor:
         """Whether a state has grown over ten or more updates and its residual has not fallen."""
         residual, size, _, _ = self.measured
         scale = self.reach / MAX_GROWTH  # start_size + the largest residual
-        grown = (size > 3 * scale) & (residual >= 0.9 * (scale - self.start_size))
+        rounding = 8 * self.norm.eps * size
+        grown = (size > 3 * scale) & (residual + rounding >= scale - self.start_size)
         return any_leaf(grown) & (self.updates >= MIN_UPDATES)
 
     def _trace(self) -> Trace | None:

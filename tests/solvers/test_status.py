@@ -183,6 +183,15 @@ def test_a_budget_that_ends_in_a_step_to_be_taken_back():
         assert solution.residual.isfinite().all()
 
 
+def test_steady_growth_is_called_running_away_and_a_slow_fall_is_not():
+    steady = solve(lambda z: z + 1, torch.zeros(1, 1), make_solver("picard"))
+    assert steady.result.item() == Result.STALLED
+    assert steady.stall.item() == Stall.RUNAWAY
+    for rate in (0.999, 0.9999):
+        slow = solve(lambda z, r=rate: r * z + 1, torch.zeros(1, 1), make_solver("picard"))
+        assert slow.result.item() == Result.MAX_ITER
+
+
 def test_memory_does_not_grow_with_updates():
     """Nothing is kept of an update but running minima, unless `record` asks for it."""
     from fixpoint.solvers.monitor import ConvergenceMonitor
