@@ -169,6 +169,7 @@ class Solution:
         products: Jacobian-vector products made for the whole batch, beside the evaluations; a
             Jacobian is D.
         stall: a `Stall` a sample, (B,) int8: why it is STALLED. None in a solve of fixed steps.
+        solved_by: of `Auto`: the solver that solved each sample, None where none did.
 
     Example:
         >>> import torch
@@ -186,6 +187,7 @@ class Solution:
     trace: Trace | None = None
     products: int = 0
     stall: Tensor | None = None
+    solved_by: tuple[str | None, ...] | None = None
 
     @property
     def converged(self) -> Tensor:

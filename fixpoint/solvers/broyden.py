@@ -57,8 +57,8 @@ class Broyden(IterativeSolver):
     H = (I + u_m s_m^T) ... (I + u_1 s_1^T)(-I), with s the last step and
     u = (s - q) / (s . q), q = H y, y the change of g. Where |s . q| < 0.1 |s|^2 the update is
     damped towards H, so that H remains regular; directions are cut to |g| / sqrt(eps), and to four
-    times the last step. After
-    `memory` factors the last half of the secant pairs is kept, and H is rebuilt from them.
+    times the last step. After `memory` factors the last half of the secant pairs is kept, and H
+    is rebuilt from them.
 
     A step to where phi is not finite, or |g| more than (1 + growth / k) times the largest of the
     last five accepted steps, is taken back, each sample by itself. Unless |g| grew by more than

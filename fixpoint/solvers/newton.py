@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from fixpoint._validation import at_least
 from fixpoint.derivatives import Derivatives
+from fixpoint.solvers._damped_least_squares import solve_damped
 from fixpoint.solvers._rowwise import dot
 from fixpoint.solvers.base import IterativeOptions, IterativeSolver
 from fixpoint.solvers.gmres import Block, LinearResult, LinearSolution, gmres, keep_rows
@@ -191,16 +192,7 @@ def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> Tensor:
         unit = torch.eye(D, dtype=g.dtype, device=J.device)
         safe = torch.where(regular.unsqueeze(2), A, unit)
         s = torch.linalg.solve_ex(safe, g.unsqueeze(2))[0].squeeze(2)
-    return torch.where(regular, s, _least_norm(A, g, eps**0.5 * size) if may_sync else g)
-
-
-def _least_norm(A: Tensor, g: Tensor, damping: Tensor) -> Tensor:
-    """s that minimizes |A s - g|^2 + damping^2 |s|^2, (B, D), by QR; damping is (B, 1, 1)."""
-    unit = torch.eye(A.shape[1], dtype=A.dtype, device=A.device)
-    damping = torch.where(damping > 0, damping, 1.0)
-    Q, R = torch.linalg.qr(torch.cat((A, damping * unit), 1))
-    right = Q[:, : A.shape[1]].mT @ g.unsqueeze(2)
-    return torch.linalg.solve_triangular(R, right, upper=True).squeeze(2)
+    return torch.where(regular, s, solve_damped(A, g, eps**0.5 * size[:, 0]) if may_sync else g)
 
 
 def _forcing(state: NewtonState | None, accepted: Tensor, merit: Tensor) -> Tensor:

@@ -8,12 +8,16 @@ from typing import Any
 
 from fixpoint._messages import unknown_name
 from fixpoint.solvers.anderson import Anderson
+from fixpoint.solvers.auto import Auto
 from fixpoint.solvers.barzilai_borwein import BarzilaiBorwein
 from fixpoint.solvers.base import IterativeSolver, Solver
 from fixpoint.solvers.broyden import Broyden
+from fixpoint.solvers.damped_picard import DampedPicard
 from fixpoint.solvers.inexact_newton import InexactNewton
+from fixpoint.solvers.levenberg_marquardt import LevenbergMarquardt
 from fixpoint.solvers.newton import Newton
 from fixpoint.solvers.picard import Picard
+from fixpoint.solvers.squarem import SQUAREM
 
 SOLVERS: dict[str, Callable[..., IterativeSolver]] = {
     "picard": Picard,
@@ -23,6 +27,10 @@ SOLVERS: dict[str, Callable[..., IterativeSolver]] = {
     "barzilai-borwein": BarzilaiBorwein,
     "newton": Newton,
     "newton-krylov": partial(Newton, linear="gmres"),
+    "levenberg-marquardt": LevenbergMarquardt,
+    "squarem": SQUAREM,
+    "damped-picard": DampedPicard,
+    "auto": Auto,
 }
 """Every solver by the name that the command line and `solve` take."""
 

@@ -20,7 +20,7 @@ def rms(x):
 
 def jacobians(name, updates):
     """Evaluations that a solver makes beside those of the loop."""
-    return updates if name == "newton" else 0
+    return updates if name in ("newton", "levenberg-marquardt") else 0
 
 
 def krylov_products(name, solution):
@@ -230,8 +230,10 @@ def test_check_every_changes_the_synchronisations_only(build, tanh_layer, sync_c
         assert torch.equal(rare.residual, every.residual)
         # One look at the start, then one for each n updates begun.
         looks = 1 + math.ceil(updates / n)
+        if build.name == "auto":
+            looks += 2  # whether a sample is left for the next stage, and who solved which
         # Anderson reads whether a sample needs its careful path.
-        if n == 1 and (build().backtracks or build.name == "anderson"):
+        if n == 1 and (build().backtracks or build.name in ("anderson", "auto")):
             assert sync_count.count >= looks
         else:
             assert sync_count.count == looks
@@ -375,7 +377,7 @@ def test_wrong_values_are_refused_when_built(build, options, error, text):
 
 @pytest.mark.parametrize("kind", ["writes into its input", "returns one buffer"])
 def test_a_map_that_works_in_place_is_refused(build, kind):
-    if kind == "returns one buffer" and "newton" in build.name and "inexact" not in build.name:
+    if kind == "returns one buffer" and build().needs_derivatives:
         pytest.skip("torch itself refuses derivatives of it")
     buffer = torch.zeros(2, 3)
 

@@ -1,0 +1,21 @@
+"""Least squares with damping, for a batch of square matrices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def solve_damped(A: Tensor, g: Tensor, damping: Tensor) -> Tensor:
+    """s that minimizes |A s - g|^2 + damping^2 |s|^2, (B, D), by QR.
+
+    Args:
+        A: (B, D, D).
+        g: (B, D).
+        damping: (B, 1); 0 counts as 1.
+    """
+    unit = torch.eye(A.shape[1], dtype=A.dtype, device=A.device)
+    damping = torch.where(damping > 0, damping, 1.0).unsqueeze(2)
+    Q, R = torch.linalg.qr(torch.cat((A, damping * unit), 1))
+    right = Q[:, : A.shape[1]].mT @ g.unsqueeze(2)
+    return torch.linalg.solve_triangular(R, right, upper=True).squeeze(2)

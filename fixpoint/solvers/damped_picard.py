@@ -1,0 +1,99 @@
+"""Plain iteration whose damping follows the residual."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack
+
+from fixpoint._validation import at_least, positive
+from fixpoint.solvers._rowwise import at_least_float32, dot
+from fixpoint.solvers.base import IterativeOptions, IterativeSolver
+
+TOO_FAR = 10.0
+"""Growth of |g| over its least at which a sample returns."""
+
+
+class DampedPicardState(NamedTuple):
+    """State z of least |g|, g = phi(z) - z, (B, D), its |g|^2, and the mixing, (B, 1) each.
+
+    waited: updates since |g| was least, (B, 1).
+    """
+
+    z: Tensor
+    g: Tensor
+    merit: Tensor
+    beta: Tensor
+    waited: Tensor
+
+
+class DampedPicard(IterativeSolver):
+    """z <- z + beta (phi(z) - z), beta of each sample lowered where its residual does not fall.
+
+    After `patience` updates without a new least |phi(z) - z|, beta is multiplied by `factor`, and
+    the least is taken anew. Where |phi(z) - z| is more than ten times its least, or phi is not
+    finite, that is done at once, and the sample returns to its best state.
+
+    For maps whose J has eigenvalues far left of -1, which plain iteration makes oscillate, and
+    for maps that leave their domain; it needs no beta chosen by hand, and converges where some
+    beta does. It stores 2 states.
+
+    Args:
+        beta: mixing at the start, 1 = undamped.
+        patience: updates without progress before beta is lowered.
+        factor: of beta, below 1.
+        options: see `IterativeSolver`.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import DampedPicard, solve
+        >>> solution = solve(lambda z: 6 - 2 * z, torch.zeros(1, 1), DampedPicard())
+        >>> round(solution.z.item(), 4)
+        2.0
+    """
+
+    backtracks = True
+
+    def __init__(
+        self,
+        *,
+        beta: float = 1.0,
+        patience: int = 5,
+        factor: float = 0.5,
+        **options: Unpack[IterativeOptions],
+    ) -> None:
+        super().__init__(**options)
+        self.beta = positive(beta=beta)
+        self.patience = at_least(1, patience=patience)
+        if not 0 < factor < 1:
+            raise ValueError(f"factor must lie between 0 and 1; got {factor}")
+        self.factor = factor
+
+    def update(
+        self, k: int, z: Tensor, fz: Tensor, state: DampedPicardState | None
+    ) -> tuple[Tensor, DampedPicardState]:
+        g = at_least_float32(fz - z)
+        merit = dot(g, g)
+        if state is None:
+            beta = torch.full_like(merit, self.beta).detach()
+            state = DampedPicardState(z, g, merit, beta, torch.zeros_like(beta))
+        with torch.no_grad():
+            better = merit < state.merit
+            waited = torch.where(better, 0.0, state.waited + (k > 0))
+            far = ~(merit <= TOO_FAR**2 * state.merit)  # True where phi is not finite
+            expired = (waited >= self.patience) & ~far
+            beta = torch.where(far | expired, self.factor * state.beta, state.beta)
+        new = DampedPicardState(
+            torch.where(better | expired, z, state.z),
+            torch.where(better | expired, g, state.g),
+            torch.where(better | expired, merit, state.merit),
+            beta,
+            torch.where(far | expired, 0.0, waited),
+        )
+        start, change = torch.where(far, new.z, z), torch.where(far, new.g, g)
+        return (start + beta * change).to(z.dtype), new
+
+    def extra_repr(self) -> str:
+        return f"beta={self.beta:g}, patience={self.patience}, {super().extra_repr()}"

@@ -1,0 +1,117 @@
+"""Solvers in turn, and those that only `Auto` and expansive maps need."""
+
+import pytest
+import torch
+from support.hard_problems import HARD, STIFF
+from support.problems import PROBLEMS
+
+from fixpoint import (
+    SQUAREM,
+    Anderson,
+    Auto,
+    DampedPicard,
+    LevenbergMarquardt,
+    Newton,
+    Picard,
+    solve,
+)
+
+BY_NAME = {p.name: p for p in HARD + STIFF + PROBLEMS}
+TIGHT = {"max_iter": 299, "rtol": 1e-10, "atol": 0.0}
+EASY = ["tanh_gain_0.9", "tanh_gain_3", "radius_1.01", "relu_layer", "bratu_2d_d225", "kepler"]
+
+
+@pytest.mark.parametrize("name", EASY)
+def test_auto_costs_what_anderson_costs_where_that_solves(name):
+    problem = BY_NAME[name]
+    one, both = (solve(problem.phi, problem.z0, s) for s in (Anderson(**TIGHT), Auto(**TIGHT)))
+    assert one.converged.all()
+    assert both.evaluations == one.evaluations
+    assert torch.equal(both.z, one.z)
+    assert set(both.solved_by) == {"anderson"}
+
+
+@pytest.mark.parametrize(
+    ("name", "solver"),
+    [
+        ("log_pole", "damped-picard"),
+        ("sqrt_domain", "damped-picard"),
+        ("log", "damped-picard"),
+        ("saddle", "newton-krylov"),
+    ],
+)
+def test_auto_solves_what_anderson_does_not(name, solver):
+    problem = BY_NAME[name]
+    assert not solve(problem.phi, problem.z0, Anderson(**TIGHT)).converged.any()
+    solution = solve(problem.phi, problem.z0, Auto(**TIGHT))
+    assert solution.converged.all()
+    assert solution.solved_by[0] == solver
+    assert (solution.iterations <= 299).all()
+
+
+def test_auto_moves_only_samples_that_are_left():
+    def phi(z):
+        return torch.cat((z[:1].cos(), z[1:2] - z[1:2].log(), z[2:] + 1))
+
+    z0 = torch.tensor([[0.0], [5.0], [0.0]], dtype=torch.float64)
+    solution = solve(phi, z0, Auto(**TIGHT))
+    alone = solve(torch.cos, z0[:1], Anderson(**TIGHT))
+    assert solution.converged.tolist() == [True, True, False]
+    assert solution.solved_by[0] == "anderson"
+    assert solution.solved_by[2] is None
+    assert torch.equal(solution.z[:1], alone.z)
+    assert torch.equal(solution.iterations[:1], alone.iterations)
+
+
+def test_damping_follows_the_residual():
+    """J = -30 .. 0.5: plain iteration diverges; beta = 1/16 and below converges."""
+    slopes = torch.tensor([-30.0, -3.0, 0.5], dtype=torch.float64)
+    phi, z0 = (lambda z: slopes * z + 1), torch.zeros(1, 3, dtype=torch.float64)
+    assert not solve(phi, z0, Picard(**TIGHT | {"max_iter": 2000})).converged.any()
+    solution = solve(phi, z0, DampedPicard(**TIGHT | {"max_iter": 2000}))
+    assert solution.converged.all()
+    assert torch.allclose(solution.z, 1 / (1 - slopes), rtol=1e-8)
+
+
+def test_damping_keeps_a_domain():
+    problem = BY_NAME["log_pole"]
+    assert solve(problem.phi, torch.tensor([[1.0001]]).double(), DampedPicard()).converged.all()
+
+
+def test_squarem_follows_its_formula():
+    solver = SQUAREM(max_iter=3, rtol=0.0, atol=0.0, record="iterates")
+    z = torch.tensor([[0.3, 2.0]], dtype=torch.float64)
+    iterates = solve(torch.cos, z, solver).trace.iterates[:, 0]
+    one, two = torch.cos(z[0]), torch.cos(torch.cos(z[0]))
+    r, v = one - z[0], two - 2 * one + z[0]
+    alpha = -min((r.norm() / v.norm()).item(), 1.0)
+    expected = z[0] - 2 * alpha * r + alpha**2 * v
+    assert torch.allclose(iterates[2], expected, rtol=1e-14)
+    assert torch.allclose(iterates[3], torch.cos(expected), rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["em_linkage", "sinkhorn", "bellman", "affine_rho_0.99"])
+def test_squarem_needs_no_more_than_plain_iteration(name):
+    problem, options = BY_NAME[name], {"max_iter": 5000, "rtol": 1e-10, "atol": 0.0}
+    plain, squared = (solve(problem.phi, problem.z0, s(**options)) for s in (Picard, SQUAREM))
+    assert squared.converged.all()
+    assert squared.evaluations <= plain.evaluations
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_levenberg_marquardt_solves_a_tanh_layer_of_gain_6(seed):
+    generator = torch.Generator().manual_seed(seed)
+    W = torch.randn(50, 50, generator=generator, dtype=torch.float64)
+    x = torch.randn(1, 50, generator=generator, dtype=torch.float64)
+    Q = torch.linalg.qr(W)[0]
+
+    def phi(z):
+        return torch.tanh(6 * z @ Q.mT + x)
+
+    options = {"max_iter": 150, "rtol": 1e-10, "atol": 0.0}
+    newton, lm = (
+        solve(phi, torch.zeros_like(x), s(**options)) for s in (Newton, LevenbergMarquardt)
+    )
+    assert not newton.converged.any()
+    assert lm.converged.all()
+    assert lm.iterations.item() <= 20
