@@ -24,6 +24,10 @@ SOLVERS = {
     "newton": "Newton",
     "newton-krylov": "Newton-Krylov",
     "barzilai-borwein": "Barzilai-Borwein",
+    "levenberg-marquardt": "Levenberg-Marquardt",
+    "squarem": "SQUAREM",
+    "damped-picard": "damped Picard",
+    "auto": "auto",
     "scipy": "SciPy",
 }
 CELLS = {"jordan": "Jordan"}
