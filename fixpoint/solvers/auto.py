@@ -17,7 +17,7 @@ from fixpoint.solvers.broyden import Broyden
 from fixpoint.solvers.damped_picard import DampedPicard
 from fixpoint.solvers.newton import Newton
 
-MIN_UPDATES = 15
+MIN_UPDATES = 20
 """Updates that a stage makes before it may give a sample up."""
 
 
@@ -42,7 +42,7 @@ class Auto(IterativeSolver):
         >>> phi = lambda z: torch.cat((z[:1].cos(), z[1:] - z[1:].log()))
         >>> solution = solve(phi, torch.tensor([[0.0], [5.0]]), Auto())
         >>> solution.converged.tolist(), solution.solved_by
-        ([True, True], ('anderson', 'damped-picard'))
+        ([True, True], ('anderson', 'anderson'))
     """
 
     unrollable = False
@@ -64,6 +64,7 @@ class Auto(IterativeSolver):
             "rtol": self.rtol,
             "atol": self.atol,
             "norm": self.norm,
+            "leaf_atol": self.leaf_atol,
             "record": self.record,
             "check_every": self.check_every,
         }
@@ -105,11 +106,17 @@ LATER_STAGES: tuple[tuple[str, Any, float], ...] = (
 
 
 class _StageState(NamedTuple):
-    """State of the solver, least |g|^2 of each sample, (B, 1), and the update that reached it."""
+    """State of the solver, least |g|^2 of each sample, (B, 1), and the update that reached it.
+
+    z, fz: before the last step, (B, D); restarted: samples that were put back there, (B, 1).
+    """
 
     inner: Any
     merit: Tensor
     best_update: Tensor
+    z: Tensor
+    fz: Tensor
+    restarted: Tensor
 
 
 class _Stage(IterativeSolver):
@@ -130,17 +137,22 @@ class _Stage(IterativeSolver):
             g = at_least_float32(fz - z)
             merit = dot(g, g)
             if state is None:
-                state = _StageState(None, merit, torch.zeros_like(merit))
+                update = torch.zeros_like(merit)
+                state = _StageState(None, merit, update, z, fz, update > 0)
             better = merit < state.merit
             best_update = torch.where(better, k, state.best_update)
             least = torch.where(better, merit, state.merit)
             stop = (k >= MIN_UPDATES) & (best_update <= k // 2) | (k >= self.budget[:, None])
-            lost = ~(z.isfinite().all(1, keepdim=True) & (merit < torch.inf))
-        inner_fz = fz
-        if not self.inner.backtracks:
-            stop, inner_fz = stop | lost, torch.where(lost, z, fz)
-        proposal, inner = self.inner.update(k, z, inner_fz, state.inner, **given)
-        return torch.where(stop, z, proposal), _StageState(inner, least, best_update)
+        inner, start, end, lost = state.inner, z, fz, torch.zeros_like(better)
+        if self.inner.restarts:  # as the loop does, which leaves it to solvers that backtrack
+            lost = ~(fz.isfinite() & z.isfinite()).all(1, keepdim=True)
+            stop = stop | (lost & state.restarted)
+            if k > 0 and (not self.may_sync or bool(lost.any())):
+                start, end = torch.where(lost, state.z, z), torch.where(lost, state.fz, fz)
+                inner = self.inner.restart(inner, lost[:, 0], start, end)
+        proposal, inner = self.inner.update(k, start, end, inner, **given)
+        new = _StageState(inner, least, best_update, start, end, lost)
+        return torch.where(stop, z, proposal), new
 
 
 def _joined(first: Solution, second: Solution, moved: Tensor) -> Solution:

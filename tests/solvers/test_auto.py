@@ -18,7 +18,15 @@ from fixpoint import (
 
 BY_NAME = {p.name: p for p in HARD + STIFF + PROBLEMS}
 TIGHT = {"max_iter": 299, "rtol": 1e-10, "atol": 0.0}
-EASY = ["tanh_gain_0.9", "tanh_gain_3", "radius_1.01", "relu_layer", "bratu_2d_d225", "kepler"]
+EASY = [
+    "tanh_gain_0.9",
+    "tanh_gain_3",
+    "radius_1.01",
+    "relu_layer",
+    "bratu_2d_d225",
+    "log_pole",
+    "log",
+]
 
 
 @pytest.mark.parametrize("name", EASY)
@@ -33,27 +41,23 @@ def test_auto_costs_what_anderson_costs_where_that_solves(name):
 
 @pytest.mark.parametrize(
     ("name", "solver"),
-    [
-        ("log_pole", "damped-picard"),
-        ("sqrt_domain", "damped-picard"),
-        ("log", "damped-picard"),
-        ("saddle", "newton-krylov"),
-    ],
+    [("saddle", "newton-krylov"), ("scipy_f4", "newton-krylov")],
 )
 def test_auto_solves_what_anderson_does_not(name, solver):
     problem = BY_NAME[name]
-    assert not solve(problem.phi, problem.z0, Anderson(**TIGHT)).converged.any()
-    solution = solve(problem.phi, problem.z0, Auto(**TIGHT))
+    options = TIGHT | {"max_iter": 1000}
+    assert not solve(problem.phi, problem.z0, Anderson(**options)).converged.any()
+    solution = solve(problem.phi, problem.z0, Auto(**options))
     assert solution.converged.all()
-    assert solution.solved_by[0] == solver
-    assert (solution.iterations <= 299).all()
+    assert solution.solved_by == (solver,)
+    assert (solution.iterations <= 1000).all()
 
 
 def test_auto_moves_only_samples_that_are_left():
     def phi(z):
-        return torch.cat((z[:1].cos(), z[1:2] - z[1:2].log(), z[2:] + 1))
+        return torch.cat((z[:1].cos(), BY_NAME["scipy_f4"].phi(z[1:2]), z[2:] + 1))
 
-    z0 = torch.tensor([[0.0], [5.0], [0.0]], dtype=torch.float64)
+    z0 = torch.tensor([[0.0, 0.0], [-1.0, -2.0], [0.0, 0.0]], dtype=torch.float64)
     solution = solve(phi, z0, Auto(**TIGHT))
     alone = solve(torch.cos, z0[:1], Anderson(**TIGHT))
     assert solution.converged.tolist() == [True, True, False]
