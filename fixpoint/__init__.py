@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fixpoint.backward import Implicit, Phantom, Unrolled
+    from fixpoint.backward import Implicit, Phantom, Reversible, Unrolled
     from fixpoint.failure import ConvergenceWarning
     from fixpoint.fixed_point import FixedPoint, solve
     from fixpoint.regularization import jac_reg
@@ -63,6 +63,7 @@ __all__ = [
     "Phantom",
     "Picard",
     "Result",
+    "Reversible",
     "SciPySolver",
     "Solution",
     "Solver",

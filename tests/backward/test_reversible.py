@@ -1,0 +1,70 @@
+"""`Reversible` has the gradient of `Unrolled` and the memory of few updates."""
+
+import weakref
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from fixpoint import Anderson, FixedPoint, InexactNewton, Picard, Reversible, Unrolled
+
+
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+    W = 0.3 * torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    x, z0 = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    return [part.clone().requires_grad_() for part in (W, x, z0)]
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
+@pytest.mark.parametrize("K", [1, 2, 7, 100])
+@pytest.mark.parametrize("beta", [0.5, 1.0])
+def test_the_gradient_is_that_of_unrolling(beta, K, slots):
+    found = []
+    for backward in (Reversible(slots), Unrolled()):
+        W, x, z0 = inputs()
+        layer = FixedPoint(Picard(max_iter=K, beta=beta, rtol=0.0, atol=0.0), backward)
+        h = x.sin()
+        z = layer(lambda z: torch.tanh(z @ W.T + h), z0).z
+        found.append(torch.autograd.grad(z.square().sum(), (W, x, z0)))
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_learned_steps_and_gradcheck():
+    layer = FixedPoint(InexactNewton(max_iter=5, eta=0.3), Reversible(2)).double()
+    plain = FixedPoint(layer.solver, Unrolled())
+
+    def run(W, x, z0, layer=layer):
+        return layer(lambda z: torch.tanh(z @ W.T + x), z0).z
+
+    assert gradcheck(run, inputs())
+    grads = [
+        torch.autograd.grad(run(*inputs(), layer=other).sum(), layer.solver.eta)[0]
+        for other in (layer, plain)
+    ]
+    assert torch.allclose(*grads, rtol=1e-12)
+
+
+def test_the_number_of_states_alive_does_not_grow_with_the_number_of_updates():
+    most = {}
+    for K in (10, 100):
+        W, x, z0 = inputs()
+        alive, count = [], [0]
+
+        def phi(z):
+            alive[:] = [ref for ref in alive if ref() is not None]
+            alive.append(weakref.ref(z))
+            count[0] = max(count[0], len(alive))
+            return torch.tanh(z @ W.T + x)
+
+        layer = FixedPoint(Picard(max_iter=K, rtol=0.0, atol=0.0), Reversible())
+        layer(phi, z0).z.sum().backward()
+        most[K] = count[0]
+    assert most[100] <= 1.1 * max(most[10], 8 + 2)
+
+
+def test_solvers_with_a_history_or_a_tolerance_are_refused():
+    for solver in (Picard(), Anderson(rtol=0.0, atol=0.0)):
+        with pytest.raises(ValueError, match="use Picard or InexactNewton with rtol = atol = 0"):
+            FixedPoint(solver, Reversible())
