@@ -124,6 +124,11 @@ def read_network(run: Trained | Path | str, *, fold: bool = True) -> Network:
             f"{run.data.name} holds words; a device program takes windows of a sensor's values: "
             "export a run on vectors, as har2"
         )
+    if run.data.lengths_train is not None:
+        raise ValueError(
+            f"{run.data.name} has sequences of different lengths; a device program classifies "
+            "windows of one length: cut the sequences into such windows, and train on these"
+        )
     layer: Any = model.layer
     if isinstance(layer, RecurrentDropout):
         layer = layer.layer

@@ -1,5 +1,7 @@
 """A network read from a run computes what the model computes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.random_runs import MODELS, NORMALIZATIONS, random_network, random_run
@@ -84,6 +86,17 @@ def test_other_models_are_refused(options, message):
 def test_several_layers_or_directions_are_refused(options):
     with pytest.raises(ValueError, match=r"layers and . directions; possible are"):
         read_layer(ERNN(3, 4, **options), 7, fold=True)
+
+
+def test_sequences_of_different_lengths_are_refused():
+    run = random_run()
+    lengths = {
+        f"lengths_{part}": torch.full((len(x),), 100)
+        for part, x in (("train", run.data.x_train), ("test", run.data.x_test))
+    }
+    changed = run._replace(data=replace(run.data, **lengths))
+    with pytest.raises(ValueError, match=r"sequences of different lengths; .* cut the sequences"):
+        read_network(changed)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,166 @@
+"""Sizes, agreement and time of exported programs: python benchmarks/device.py RUN ... > table.md
+
+Prints the tables of docs/device.md for finished runs. Needs gcc; Thumb-2 sizes need
+arm-linux-gnueabihf-gcc.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+
+from fixpoint.export.agreement import compare, torch_scores
+from fixpoint.export.c.compiler import compiled_scores
+from fixpoint.export.c.writer import constants, write_c
+from fixpoint.export.command import make_network
+from fixpoint.export.network import raw_data, read_network
+from fixpoint.export.onnx import write_onnx
+from fixpoint.training import load_trained
+
+ARM = "arm-linux-gnueabihf-gcc"
+TIMER = r"""
+#include <stdio.h>
+#include <time.h>
+#include "fixpoint.h"
+static float window[FIXPOINT_TIMESTEPS * FIXPOINT_INPUTS];
+int main(void)
+{
+    double best = 1e9;
+    int i, sum = 0;
+    for (i = 0; i < FIXPOINT_TIMESTEPS * FIXPOINT_INPUTS; i++) window[i] = (float)(i % 7) * 0.1f;
+    for (i = 0; i < 60; i++) {
+        clock_t start = clock();
+        sum += fixpoint_classify(window);
+        double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+        if (seconds < best) best = seconds;
+    }
+    printf("%g %d\n", best / FIXPOINT_TIMESTEPS * 1e6, sum);
+    return 0;
+}
+"""
+
+
+def shell(*command, cwd):
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
+
+
+def code_bytes(folder, compiler, *flags):
+    """Bytes of instructions, without constants."""
+    shell(compiler, "-std=c99", "-Os", *flags, "-c", "fixpoint.c", "-o", "f.o", cwd=folder)
+    rows = re.findall(r"^(\.text\S*)\s+(\d+)", shell("size", "-A", "f.o", cwd=folder), re.M)
+    return sum(int(size) for _, size in rows)
+
+
+def stack_bytes(folder):
+    """Stack frames of fixpoint_classify, the larger one that it calls and what that calls."""
+    shell("gcc", "-std=c99", "-Os", "-fstack-usage", "-c", "fixpoint.c", "-o", "f.o", cwd=folder)
+    text = next(folder.glob("*.su")).read_text()
+    frames = [(name, int(size)) for name, size in re.findall(r":([\w.]+)\t(\d+)\t", text)]
+
+    def of(*names):
+        # The compiler splits functions: fixpoint_step.part.0 is called by fixpoint_step.
+        return [sum(size for name, size in frames if name.split(".")[0] == of) for of in names]
+
+    inner = max(size for name, size in frames if not name.startswith("fixpoint_"))
+    return of("fixpoint_classify")[0] + max(of("fixpoint_step", "fixpoint_scores")) + inner
+
+
+def c_microseconds(folder):
+    (folder / "timer.c").write_text(TIMER)
+    shell("gcc", "-std=c99", "-O2", "fixpoint.c", "timer.c", "-o", "timer", cwd=folder)
+    return float(shell(str(folder / "timer"), cwd=folder).split()[0])
+
+
+def best_microseconds(call, repeats=300):
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times) * 1e6
+
+
+def peers(run, folder):
+    """Microseconds of one time step at batch 1 by torch and by onnxruntime."""
+    layer, d = run.model.layer, run.data.x_train.shape[2]
+    x, state = torch.zeros(1, d), None
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        step = layer.step if hasattr(layer, "step") else lambda x, _: layer(x.unsqueeze(1))
+        of_torch = best_microseconds(lambda: step(x, state))
+    write_onnx(read_network(run), folder / "step.onnx", streaming=True)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        str(folder / "step.onnx"), options, providers=["CPUExecutionProvider"]
+    )
+    types = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
+    given = {
+        i.name: np.zeros([1 if isinstance(s, str) else s for s in i.shape], types[i.type])
+        for i in session.get_inputs()
+    }
+    return of_torch, best_microseconds(lambda: session.run(None, given))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", nargs="+", type=Path)
+    print(
+        "| data | model | bits | accuracy % | labels as torch | weights KB | tables KB | state B "
+        "| stack B | code B, x86-64 | code B, Thumb-2 | products a step | us a step |\n"
+        + "|---" * 13
+        + "|"
+    )
+    steps = []
+    for path in parser.parse_args().runs:
+        run = load_trained(path)
+        windows, expected = raw_data(run).x_test, torch_scores(run)
+        for bits in (32, 16, 8):
+            network = make_network(run, bits=bits, fold=True)
+            source = network if bits == 32 else network.network
+            with tempfile.TemporaryDirectory() as place:
+                folder = Path(place)
+                write_c(network, folder, title="benchmark")
+                found = compare(compiled_scores(folder, windows, "gcc"), expected, run.data.y_test)
+                sizes = {a.name: a.bytes for a in constants(network)}
+                tables = sum(
+                    v
+                    for k, v in sizes.items()
+                    if k.startswith(("scale", "shift")) or k.endswith("_nodes")
+                )
+                thumb = code_bytes(folder, ARM, "-mthumb") if shutil.which(ARM) else "-"
+                row = (
+                    run.data.name,
+                    run.recipe.label,
+                    bits,
+                    f"{found.accuracy:.2f} (torch {found.reference:.2f})",
+                    f"{found.equal} of {found.windows}",
+                    f"{(sum(sizes.values()) - tables) / 1024:.1f}",
+                    f"{tables / 1024:.1f}",
+                    4 * source.hidden_size + 8,
+                    stack_bytes(folder),
+                    code_bytes(folder, "gcc"),
+                    thumb,
+                    source.multiplications,
+                    f"{c_microseconds(folder):.1f}",
+                )
+                print("| " + " | ".join(map(str, row)) + " |", flush=True)
+                if bits == 32:
+                    steps.append((run.data.name, run.recipe.label, *peers(run, folder)))
+    print("\n| data | model | torch, us a step | onnxruntime, us a step |\n|---|---|---|---|")
+    for data, label, of_torch, of_onnx in steps:
+        print(f"| {data} | {label} | {of_torch:.0f} | {of_onnx:.1f} |")
+    versions = (torch.__version__, onnxruntime.__version__, sys.version.split()[0])
+    print("\ntorch {}, onnxruntime {}, Python {}, one thread, gcc -O2.".format(*versions))
+
+
+if __name__ == "__main__":
+    main()
