@@ -89,9 +89,11 @@ def scaled_residual(z, f, i, rtol, atol):  # type: ignore[no-untyped-def]
     """|f - z| / (atol + rtol |f|) of row i; inf where that is not finite."""
     zero = z.dtype.type(0)
     change, size = zero, zero
+    # One sum a loop: a loop with both takes longer.
     for j in range(z.shape[1]):
         d = f[i, j] - z[i, j]
         change += d * d
+    for j in range(z.shape[1]):
         size += f[i, j] * f[i, j]
     scale = math.sqrt(size) * rtol + atol
     # Squares within the range of the dtype keep all digits.
