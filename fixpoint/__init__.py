@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         RESULT_TEXT,
         STALL_TEXT,
         ConvergenceError,
+        ErrorEstimate,
         Result,
         Solution,
         Stall,

@@ -13,6 +13,6 @@ trap 'rm -rf "$folder"' EXIT
 python -m venv "$folder"
 "$folder/bin/pip" install --quiet "torch==$version" "numpy>=2.0" "pytest>=8.2" "hypothesis>=6.100"
 "$folder/bin/pip" install --quiet --no-deps -e .
-"$folder/bin/pytest" -p no:cacheprovider tests/test_core.py tests/test_tree.py \
-    tests/test_regularization.py tests/solvers tests/backward tests/models/rnn \
-    --ignore tests/solvers/test_scipy_adapter.py --ignore tests/solvers/test_torchdeq_adapter.py
+"$folder/bin/pytest" -p no:cacheprovider tests/test_core.py tests/test_regularization.py \
+    tests/solvers/test_solvers.py tests/solvers/test_properties.py tests/backward \
+    tests/models/rnn/test_ernn.py
