@@ -18,7 +18,7 @@ class Summary(NamedTuple):
     """What the host reads of an update after which all samples are finite.
 
     improved: the residual of each unsolved sample is its smallest so far.
-    least_r: the smallest scaled residual.
+    least_r: the smallest scaled residual of an active sample, inf where there is none.
     done: no active sample is above its tolerance.
     within_reach: no sample is larger than its reach.
     """
@@ -30,10 +30,15 @@ class Summary(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Samples that the solve moves, and those whose best state it keeps, (B,) bool each."""
+    """Samples that the solve moves, and those whose best state it keeps, (B,) bool each.
+
+    zero, inf: as tensors, since to make one of a Python number takes longer than its use.
+    """
 
     active: Tensor
     unsolved: Tensor
+    zero: Tensor
+    inf: Tensor
 
 
 def summarize(
@@ -54,12 +59,13 @@ def summarize(
     r, scale, headroom = measured.r, measured.scale, reach - measured.size
     if scale.dim() == 2:  # of the leaves
         scale, headroom = scale.amin(1), headroom.amin(1)
-    improvement, active_residual = best_r - r, r
+    improvement, highest, lowest = best_r - r, r, r
     if masks is not None:
         # A sample that has converged needs no best state, and the solve does not wait for it.
-        improvement = torch.where(masks.unsolved, improvement, torch.inf)
-        active_residual = torch.where(masks.active, r, 0.0)
-    rows = torch.stack((r + scale, scale, improvement, r, active_residual, headroom))
+        improvement = torch.where(masks.unsolved, improvement, masks.inf)
+        highest = torch.where(masks.active, r, masks.zero)
+        lowest = torch.where(masks.active, r, masks.inf)
+    rows = torch.stack((r + scale, scale, improvement, lowest, highest, headroom))
     least, largest = torch.stack(torch.aminmax(rows, dim=1)).tolist()
     if not (largest[0] < math.inf and least[1] >= smallest_safe):
         return None

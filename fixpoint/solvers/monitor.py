@@ -77,6 +77,7 @@ class ConvergenceMonitor:
         self.restarting: Tensor | None = None
         self.restarted, self.waiting = self.active, self.none
         self.r = torch.full((len(z),), torch.inf, dtype=self.norm.dtype, device=z.device)
+        self.zero, self.inf = torch.zeros_like(self.r), self.r
         self.z, self.fz = z, z
         self.start_size = self.reach = self.r
         self.runaway: Tensor | None = None  # samples denied convergence beyond their reach, (B,)
@@ -104,7 +105,8 @@ class ConvergenceMonitor:
             if version(x) != given:
                 raise RuntimeError(CHANGED)
         measured = self.norm.measure(z, fz)
-        self._note_reach(k, z, measured)
+        if k == 0:
+            self._note_reach(z, measured)
         summary = self._summarize(measured)
         if summary is None:
             z, fz, r = self._observe_masked(k, z, fz, measured, phi)
@@ -118,15 +120,12 @@ class ConvergenceMonitor:
             self.iterates.append(z.detach())
         return z, fz
 
-    def _note_reach(self, k: int, z: Tensor, measured: Residuals) -> None:
-        """Note the size of the start and the largest residual so far."""
-        if k == 0:
-            self.start_size = torch.fmax(self.norm.size(z), measured.size)
-            reach = self.norm.reach(self.start_size, measured.residual)
-            # A leaf that rests at 0 until others have moved shows no size of its own.
-            self.reach = torch.where(reach > 0, reach, torch.inf) if reach.dim() == 2 else reach
-        else:
-            self.reach = self.norm.extend(self.reach, self.start_size, measured)
+    def _note_reach(self, z: Tensor, measured: Residuals) -> None:
+        """Note how far a state may go from the size and the residual of the start."""
+        self.start_size = torch.fmax(self.norm.size(z.detach()), measured.size)
+        reach = self.norm.reach(self.start_size, measured.residual)
+        # A leaf that rests at 0 until others have moved shows no size of its own.
+        self.reach = torch.where(reach > 0, reach, torch.inf) if reach.dim() == 2 else reach
 
     def _summarize(self, measured: Residuals) -> Summary | None:
         if self.masking or not self.has_fast_path:
@@ -134,7 +133,7 @@ class ConvergenceMonitor:
         masks = None
         if not self.all_active:
             unsolved = self.active if self.stall is None else self.active | (self.stall > 0)
-            masks = Masks(self.active, unsolved)
+            masks = Masks(self.active, unsolved, self.zero, self.inf)
         return summarize(measured, self.best_r, self.reach, masks, self.norm.smallest_safe)
 
     def _observe_unmasked(self, measured: Residuals, summary: Summary) -> Tensor:
@@ -142,16 +141,18 @@ class ConvergenceMonitor:
         self.least_r, self.restarting, self.runaway = summary.least_r, None, None
         if self.updates > 0:
             self.restarted = self.none
-        if summary.least_r <= 1 and not summary.within_reach:
+        if not summary.within_reach:
             r = self._limit(r, measured)
-            self.done = not bool((self.active & (r > 1)).any())
-            self.all_improved = False
-        if not self.all_active or summary.least_r <= 1:
+            if summary.least_r <= 1:  # some may be denied what the summary took for a solution
+                self.done = not bool((self.active & (r > 1)).any())
+                self.all_improved = False
+        if summary.least_r <= 1:
             self.active = self.active & (r > 1)
             self.all_active = False
         return r
 
     def _limit(self, r: Tensor, measured: Residuals) -> Tensor:
+        self.reach = self.norm.extend(self.reach, self.start_size, measured)
         limited = self.norm.limit(measured, r, self.reach)
         self.runaway = limited > r
         return limited

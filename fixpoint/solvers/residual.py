@@ -96,7 +96,7 @@ class ResidualNorm:
 
     def size(self, z: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Norm of each sample, (B,), or of each of its leaves, (B, leaves)."""
-        z, dtype = z.detach(), dtype or self.dtype
+        dtype = dtype or self.dtype
         if self.norm is not None:
             return self.norm(z).to(dtype)
         if self.columns is None:
@@ -119,15 +119,15 @@ class ResidualNorm:
 
         Args:
             size: that of the start.
-            residual: the largest so far.
+            residual: that of the start, or of a state further on.
         """
         return MAX_GROWTH * (size + residual)
 
     def extend(self, reach: Tensor, size: Tensor, measured: Residuals) -> Tensor:
-        """The reach after one more residual; rounding noise of a state far away does not count."""
+        """The reach of states beyond it that still move by more than rounding noise."""
         moves = measured.residual >= MIN_FALL * measured.size  # False for NaN
         further = torch.maximum(reach, self.reach(size, measured.residual))
-        return torch.where(moves, further, reach)
+        return torch.where((measured.size > reach) & moves, further, reach)
 
     def limit(self, measured: Residuals, r: Tensor, reach: Tensor) -> Tensor:
         """r, (B,); above 1 where a state beyond its reach has a residual that did not fall.

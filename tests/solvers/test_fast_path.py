@@ -27,12 +27,12 @@ def test_the_summary_is_that_of_each_sample(seed):
     best_r = torch.randn(6, generator=generator).exp()
     active = torch.rand(6, generator=generator) < 0.7
     r = residuals.r.tolist()
-    for masks in (None, Masks(active, active)):
+    for masks in (None, Masks(active, active, torch.zeros(6), torch.full((6,), INF))):
         counted = range(6) if masks is None else [i for i in range(6) if active[i]]
         reach = residuals.size + torch.tensor([1.0, 1.0, -1.0 if seed % 2 else 1.0] * 2)
         summary = summarize(residuals, best_r, reach, masks, smallest_safe)
         assert summary.improved == all(r[i] < best_r[i].item() for i in counted)
-        assert summary.least_r == min(r)
+        assert summary.least_r == min((r[i] for i in counted), default=INF)
         assert summary.within_reach == (seed % 2 == 0)
         assert summary.done == all(r[i] <= 1 for i in counted)
 
