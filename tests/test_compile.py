@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fixpoint import FixedPoint, InexactNewton, Unrolled, make_solver
+from fixpoint import FixedPoint, InexactNewton, Phantom, Picard, Unrolled, make_solver
 
 
 @pytest.mark.parametrize("name", ["picard", "inexact-newton", "anderson", "broyden"])
@@ -29,3 +29,17 @@ def test_a_fixed_number_of_steps_compiles_without_a_break(name):
         strict=True,
     ):
         assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_the_phantom_gradient_of_fixed_steps_compiles_without_a_break():
+    layer = FixedPoint(Picard(max_iter=3, rtol=0.0, atol=0.0), Phantom(2))
+    U = (torch.randn(4, 4, generator=torch.Generator().manual_seed(0)) / 4).requires_grad_()
+    x = torch.ones(3, 4)
+
+    def run(x):
+        return layer(lambda z: torch.tanh(z @ U.T + x), torch.zeros_like(x)).z
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    found = [torch.autograd.grad(f(x).sum(), U)[0] for f in (run, compiled)]
+    assert torch.allclose(*found, atol=1e-6)
