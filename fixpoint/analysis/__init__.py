@@ -21,6 +21,7 @@ from fixpoint.analysis.diagnosis import Diagnosis, describe, diagnose
 from fixpoint.analysis.evenly_spaced import evenly_spaced
 from fixpoint.analysis.hidden_states import gradient_norms, hidden_states, jacobian_spectrum
 from fixpoint.analysis.lyapunov import LyapunovExponent, lyapunov_exponent
+from fixpoint.analysis.parallel_iterations import ParallelIterations, parallel_iterations
 from fixpoint.analysis.scalar.iteration import (
     scalar_equilibrium,
     tanh_newton_steps,
@@ -58,6 +59,7 @@ __all__ = [
     "GradientError",
     "History",
     "LyapunovExponent",
+    "ParallelIterations",
     "ParameterDrift",
     "ResidualCurve",
     "WorkPoint",
@@ -82,6 +84,7 @@ __all__ = [
     "learned_eta",
     "least_squares_line",
     "lyapunov_exponent",
+    "parallel_iterations",
     "parameter_drift",
     "residual_curves",
     "scalar_equilibrium",

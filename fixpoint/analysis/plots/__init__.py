@@ -23,6 +23,7 @@ from fixpoint.analysis.plots.condition import (
     plot_profile,
     plot_rate,
 )
+from fixpoint.analysis.plots.parallel import parallel_iterations_figure, plot_growth
 from fixpoint.analysis.plots.scalar import plot_equilibrium, plot_steps
 from fixpoint.analysis.plots.solvers import (
     plot_basins,
@@ -71,6 +72,7 @@ __all__ = [
     "figure_of",
     "panel",
     "panels",
+    "parallel_iterations_figure",
     "plot_basins",
     "plot_contraction",
     "plot_data_profile",
@@ -83,6 +85,7 @@ __all__ = [
     "plot_gap",
     "plot_gradient_error",
     "plot_gradient_norms",
+    "plot_growth",
     "plot_iterations",
     "plot_jacobian_spectrum",
     "plot_loss",

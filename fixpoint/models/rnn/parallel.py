@@ -30,10 +30,10 @@ TimeMode = Literal["sequential", "parallel", "auto"]
 
 CACHED = 2**16
 """Numbers T B n of a window on the CPU: as many as fit in the cache of a core."""
-LEAST_STEPS = 512
-"""Fewest time steps for which "auto" solves all at once on the CPU."""
-MOST_UNITS = 64
+MOST_UNITS = 128
 """Most units B n of a step on the CPU: above, a few sweeps over all steps cost more than a loop."""
+STEPS_PER_UPDATE = 16
+"""Time steps of a loop that cost as much as one update of all of them."""
 
 
 class ParallelForm(NamedTuple):
@@ -89,7 +89,16 @@ def parallel_pays(form: ParallelForm, h0: Tensor) -> bool:
     if isinstance(form.jacobian, str) or form.solver is not None or h0.device.type != "cpu":
         return False
     steps = tree_leaves(form.x)[0].shape[0]
-    return steps >= LEAST_STEPS and h0.numel() <= MOST_UNITS
+    return h0.numel() <= MOST_UNITS and steps >= STEPS_PER_UPDATE * _expected_updates(form, steps)
+
+
+def _expected_updates(form: ParallelForm, steps: int) -> float:
+    """Updates as measured: they grow with the sum of 1 - decay, up to what a state remembers."""
+    if not isinstance(form.jacobian, LeakyJacobian):
+        return 64.0
+    leaks = (1 - form.jacobian.decay.double()).abs()
+    total = float(leaks.sum()) if leaks.dim() else steps * float(leaks)
+    return 4.0 + min(1.4 * total, 30.0)
 
 
 def is_traced() -> bool:

@@ -18,15 +18,19 @@ from fixpoint.analysis import (
     gradient_norms,
     hidden_states,
     learned_eta,
+    lyapunov_exponent,
 )
 from fixpoint.analysis.hidden_states import recurrent_layer
 from fixpoint.models import ERNN
+from fixpoint.models.rnn.base_layer import Recurrent
 from fixpoint.solvers import InexactNewton
 from fixpoint.training.commands.console import say
 from fixpoint.training.commands.save_figure import save_figure
 from fixpoint.training.evaluation_subset import Subset, subset
 from fixpoint.training.loading import load_trained
 
+WINDOWS = 16
+"""Most windows along which the Lyapunov exponent is measured."""
 SEEN = 64
 """Most windows whose gradients are computed; four times as many for distances of states."""
 LOST = 1e-3
@@ -86,6 +90,7 @@ def diagnose_run(
         Finding((title, *chosen.sentences)),
         _equilibrium(layer, chosen),
         _gradients(layer, chosen, trained.model),
+        _memory(layer, chosen),
         _classes(layer, chosen),
     ]
     for sentence in (sentence for finding in findings for sentence in finding.sentences):
@@ -123,6 +128,18 @@ def _equilibrium(layer: nn.Module, chosen: Subset) -> Finding:
             "Updates of the solve at each time step: median and range of the windows.",
         )
     return Finding(diagnosis.sentences, figures)
+
+
+def _memory(layer: nn.Module, chosen: Subset) -> Finding:
+    """Whether the state forgets, so that all time steps can be solved at once."""
+    from fixpoint.analysis import plots
+
+    if not isinstance(layer, Recurrent) or layer.num_layers > 1 or layer.bidirectional:
+        return Finding()
+    found = lyapunov_exponent(layer, chosen.features[evenly_spaced(len(chosen.y), WINDOWS)])
+    caption = "Growth of a small change of the state along the data: median and range of windows."
+    figure = plots.figure_of(plots.plot_growth(found))
+    return Finding((found.sentence,), {"lyapunov": (figure, caption)})
 
 
 def _gradients(layer: nn.Module, chosen: Subset, model: Any) -> Finding:

@@ -168,9 +168,9 @@ def test_auto_takes_the_fused_path_where_there_is_one():
     own = OwnRNN(d, n, time="auto")
     for layer in (fused, plain, own):
         layer(torch.randn(40, B, d))
-        layer(torch.randn(600, 60, d))
+        layer(torch.randn(1100, 60, d))
         assert layer.l0.time_solution is None
-    long = torch.randn(600, B, d)
+    long = torch.randn(1100, B, d)
     fused(long), plain(long), own(long)
     assert fused.l0.time_solution is None
     assert own.l0.time_solution is None  # of an unknown Jacobian
