@@ -21,7 +21,7 @@ COMMANDS = {
     "reproduce": "Run the recipes of a table of the paper, and print ours beside the paper's.",
     "figures": "Draw the figures of the ERNN paper, and of its analysis, from new short runs.",
     "info": "Print versions, threads, devices, BLAS and the data folder, for bug reports.",
-    "data": "Data sets: what there is, and how to get it.",
+    "data": "Data sets: list, download, describe.",
 }
 """First line of the help of each command."""
 

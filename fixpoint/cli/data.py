@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -22,23 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fixpoint._messages import printable, unknown_name
+from fixpoint.cli.errors import one_message
 from fixpoint.data.archives.download import Archive
 from fixpoint.data.dataset import Dataset
 from fixpoint.data.registry import DATASETS, SOURCES, check_name, load_dataset
 from fixpoint.data.storage import folder
 
-# UsageError of the click that typer uses: some versions bring their own copy of it.
-_UsageError: Any = typer.BadParameter.__base__
-
+_STOPPED = "stopped: the same command resumes an unfinished download"
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, download, describe.")
-
-
-@contextmanager
-def _as_usage_error() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        raise _UsageError(str(error)) from error
 
 
 def _console() -> Console:
@@ -70,7 +59,7 @@ def fetch(
     The archive is verified first; an existing file is kept if anything is wrong.
     """
     console = _console()
-    with _as_usage_error():
+    with one_message(_STOPPED):
         if name not in DATASETS:
             raise ValueError(unknown_name("data set", name, DATASETS))
         if name not in SOURCES:
@@ -107,7 +96,7 @@ def info(
     ],
 ) -> None:
     """Show shapes, classes, counts, license and citation of a data set."""
-    with _as_usage_error():
+    with one_message(_STOPPED):
         check_name(name)
         data = load_dataset(name)
         table = Table(show_header=False)

@@ -38,7 +38,7 @@ def files(paths: Iterable[Path]) -> Iterator[tuple[str, IO[bytes]]]:
     """
     for path in paths:
         if not path.exists():
-            raise FileNotFoundError(f"there is no file {path}: give an archive that is there")
+            raise FileNotFoundError(f"there is no file {path}: give the path of an archive")
         for file, name in _below(path):
             with as_value_error(file):
                 yield from _files(file, name)
