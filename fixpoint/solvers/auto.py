@@ -16,9 +16,14 @@ from fixpoint.solvers.base import IterativeSolver
 from fixpoint.solvers.broyden import Broyden
 from fixpoint.solvers.damped_picard import DampedPicard
 from fixpoint.solvers.newton import Newton
+from fixpoint.solvers.residual import ResidualNorm, any_leaf
 
 MIN_UPDATES = 20
 """Updates that a stage makes before it may give a sample up."""
+
+
+MAX_START = 10.0
+"""A stage starts at z0 where the state before it is larger than that of z0 by more than this."""
 
 
 class Auto(IterativeSolver):
@@ -73,7 +78,8 @@ class Auto(IterativeSolver):
             return anderson.run_with_state(phi, z, t, track_from=track_from)
         budget = torch.full((len(z),), self.max_iter, device=z.device)
         solution = _Stage(anderson, budget, given).run(phi, z, t, track_from=track_from)
-        stages = ["anderson"]
+        norm = ResidualNorm(z, self.tolerance, getattr(phi, "columns", ()))
+        stages, fz = ["anderson"], None
         solver_index = torch.zeros_like(budget)
         for name, kind, part in LATER_STAGES:
             left = self.max_iter - solution.iterations
@@ -84,7 +90,14 @@ class Auto(IterativeSolver):
             budget = torch.where(open_, (part * left).ceil().long(), 0)
             inner = kind(max_iter=self.max_iter, **given)
             stage = _Stage(inner, budget, given | {"max_iter": int(budget.max())})
-            more = stage.run(phi, solution.z, t, track_from=track_from, derivatives=derivatives)
+            if fz is None:
+                fz = phi(z).detach()
+                solution = replace(solution, evaluations=solution.evaluations + 1)
+            # From a state that may have run away its residual would look small.
+            start_size = norm.size(z.detach()) + norm.size(fz)
+            far = any_leaf(norm.size(solution.z.detach()) > MAX_START * start_size)
+            start = torch.where(far[:, None], z, solution.z)
+            more = stage.run(phi, start, t, track_from=track_from, derivatives=derivatives)
             solver_index = torch.where(open_, len(stages), solver_index)
             stages.append(name)
             solution = _joined(solution, more, open_)
