@@ -33,7 +33,7 @@ class DampedPicard(IterativeSolver):
     """z <- z + beta (phi(z) - z), beta of each sample lowered where its residual does not fall.
 
     After `patience` updates without a new least |phi(z) - z|, beta is multiplied by `factor`, and
-    the least is taken anew. Where |phi(z) - z| is more than ten times its least, or phi is not
+    the least is taken again. Where |phi(z) - z| is more than ten times its least, or phi is not
     finite, that is done at once, and the sample returns to its best state.
 
     For maps whose J has eigenvalues far left of -1, which plain iteration makes oscillate, and

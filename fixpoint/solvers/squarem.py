@@ -32,7 +32,7 @@ class SQUAREM(IterativeSolver):
     """Cycles of two plain steps, one extrapolation and one plain step from its end.
 
     With r = phi(z) - z and v = phi(phi(z)) - phi(z) - r, z' = z - 2 alpha r + alpha^2 v and
-    alpha = -|r| / |v|, each sample by itself. Where |phi(z') - z'| > |r|, the cycle goes on from
+    alpha = -|r| / |v|, each sample by itself. Where |phi(z') - z'| > |r|, the cycle continues from
     phi(phi(z)) and the bound of |alpha| shrinks.
 
     For slow monotone maps, as EM steps and proximal iterations: no linear solve, no memory that
