@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.hard_problems import HARD, STIFF
 
-from fixpoint import Anderson, FixedPoint, Unrolled, solve
+from fixpoint import Anderson, FixedPoint, Implicit, Newton, Unrolled, solve
 from fixpoint.solvers import _weights as weights
 from fixpoint.solvers._weights import History
 
@@ -111,3 +111,21 @@ def test_gradients_through_collinear_and_rejected_steps():
 
     c = torch.full((1, 5), 0.1, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(run, (c,), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", [1, 12, 19, 21, 35, 38])
+def test_collinear_histories_leave_the_gradient_of_unrolled_solves_right(seed):
+    """Samples in fewer dimensions than D: their differences are collinear to rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    W = torch.randn(4, 4, dtype=torch.float64, generator=generator)
+    W = (0.4 * W / torch.linalg.matrix_norm(W, 2)).requires_grad_()
+    mask = 2.0 * (torch.rand(3, 4, dtype=torch.float64, generator=generator) < 0.5)
+    x = torch.randn(3, 4, dtype=torch.float64, generator=generator)
+
+    def gradient(layer):
+        z = layer(lambda z: torch.tanh((z @ W.T) * mask + x), torch.zeros_like(x)).check().z
+        return torch.autograd.grad(z.sin().sum(), W)[0]
+
+    exact = gradient(FixedPoint(Newton(rtol=1e-13, atol=0.0), Implicit()))
+    unrolled = gradient(FixedPoint(Anderson(rtol=1e-12, atol=1e-12, max_iter=200), Unrolled()))
+    assert (unrolled - exact).norm() <= 1e-7 * exact.norm()
