@@ -89,8 +89,8 @@ def diagnose_run(
     findings = [
         Finding((title, *chosen.sentences)),
         _equilibrium(layer, chosen),
-        _gradients(layer, chosen, trained.model),
         _memory(layer, chosen),
+        _gradients(layer, chosen, trained.model),
         _classes(layer, chosen),
     ]
     for sentence in (sentence for finding in findings for sentence in finding.sentences):

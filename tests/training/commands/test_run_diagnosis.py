@@ -71,7 +71,7 @@ def test_an_ernn_is_put_into_words_and_figures(ernn):
     assert lines[2 : 2 + len(said)] == list(said)
     assert "\nThis layer " in result.stdout
     assert re.search(r"gradient of the loss by h_t at t = 1 is \S+ of that at t = 128", lines[-3])
-    names = ("condition", "eta", "gradients", "discrimination")
+    names = ("condition", "eta", "lyapunov", "gradients", "discrimination")
     assert lines[-1].split()[1:] == [str(ernn / "diagnosis" / f"{name}.png") for name in names]
     for name in names:
         assert matplotlib.image.imread(ernn / "diagnosis" / f"{name}.png")[..., :3].std() > 0.05
@@ -102,6 +102,8 @@ def test_another_model_is_said_to_have_no_condition(lstm, tmp_path):
     assert {p.name for p in (tmp_path / "new" / "er").iterdir()} == {
         "gradients.png",
         "gradients.txt",
+        "lyapunov.png",
+        "lyapunov.txt",
         "discrimination.png",
         "discrimination.txt",
     }
@@ -119,7 +121,13 @@ def test_a_solver_with_a_tolerance(tmp_path, own):
     assert "ERNN with SelfFeedbackMap and Anderson, rtol = 0.001; 32 windows of 12 time" in text
     assert "This layer equilibrates: its states solve h = phi(h)." in text
     names = {path.name for path in (run / "diagnosis").glob("*.png")}
-    assert names == {"condition.png", "solves.png", "gradients.png", "discrimination.png"}
+    assert names == {
+        "condition.png",
+        "solves.png",
+        "lyapunov.png",
+        "gradients.png",
+        "discrimination.png",
+    }
 
 
 @pytest.mark.parametrize("name", ["", "recipe.toml", "history.csv", "epoch-0002", "epoch-0002/*"])
