@@ -102,8 +102,6 @@ def test_another_model_is_said_to_have_no_condition(lstm, tmp_path):
     assert {p.name for p in (tmp_path / "new" / "er").iterdir()} == {
         "gradients.png",
         "gradients.txt",
-        "lyapunov.png",
-        "lyapunov.txt",
         "discrimination.png",
         "discrimination.txt",
     }
@@ -124,7 +122,6 @@ def test_a_solver_with_a_tolerance(tmp_path, own):
     assert names == {
         "condition.png",
         "solves.png",
-        "lyapunov.png",
         "gradients.png",
         "discrimination.png",
     }
