@@ -89,7 +89,7 @@ class Auto(IterativeSolver):
                 break
             budget = torch.where(open_, (part * left).ceil().long(), 0)
             inner = kind(max_iter=self.max_iter, **given)
-            stage = _Stage(inner, budget, given | {"max_iter": int(budget.max())})
+            stage = _Stage(inner, budget, given | {"max_iter": int(budget.max()) + 1})
             if fz is None:
                 fz = phi(z).detach()
                 solution = replace(solution, evaluations=solution.evaluations + 1)

@@ -142,10 +142,9 @@ class ConvergenceMonitor:
         if self.updates > 0:
             self.restarted = self.none
         if not summary.within_reach:
-            r = self._limit(r, measured)
+            r, self.all_improved = self._limit(r, measured), False
             if summary.least_r <= 1:  # some may be denied what the summary took for a solution
                 self.done = not bool((self.active & (r > 1)).any())
-                self.all_improved = False
         if summary.least_r <= 1:
             self.active = self.active & (r > 1)
             self.all_active = False
