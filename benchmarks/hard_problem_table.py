@@ -40,17 +40,22 @@ class Recorder:
         if self.calls > BUDGET or self.best <= 1e-10:
             raise StopIteration
         fz = self.phi(z)
-        residual = float((fz - z).norm() / fz.norm())
+        residual = relative(fz - z, fz)
         if residual < self.best:
             self.best, self.at = residual, self.calls
         return fz
+
+
+def relative(residual: Tensor, fz: Tensor) -> float:
+    """|phi(z) - z| / |phi(z)|, 0 where both are 0."""
+    return float(residual.norm() / fz.norm().clamp_min(torch.finfo(fz.dtype).tiny))
 
 
 def ours(problem: Problem, name: str) -> str:
     solver = make_solver(name, max_iter=BUDGET - 1, rtol=1e-10, atol=0.0)
     solution = solve(problem.phi, problem.z0, solver)
     fz = problem.phi(solution.z)
-    residual = float((fz - solution.z).norm() / fz.norm())
+    residual = relative(fz - solution.z, fz)
     products = f" + {solution.products}" if solution.products else ""
     return f"{solution.evaluations}{products}" if residual <= 1e-9 else "-"
 

@@ -11,7 +11,8 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
 python -m venv "$folder"
-"$folder/bin/pip" install --quiet "torch==$version" "numpy>=2.0" "pytest>=8.2" "hypothesis>=6.100"
+"$folder/bin/pip" install --quiet "torch==$version" "numpy>=2.0" \
+    "pytest>=8.2" "pytest-xdist>=3.6" "hypothesis>=6.100"
 "$folder/bin/pip" install --quiet --no-deps -e .
 "$folder/bin/pytest" -p no:cacheprovider tests/test_core.py tests/test_regularization.py \
     tests/solvers/test_solvers.py tests/solvers/test_properties.py tests/backward \

@@ -42,7 +42,7 @@ def test_interpreted():
     """In a process of its own: the decorator reads the variable when Triton is imported."""
     path = Path(__file__).with_name("interpreted_triton.py")
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", path],
+        [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", path],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[3],
         capture_output=True,
