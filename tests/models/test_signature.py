@@ -20,7 +20,7 @@ from fixpoint.models import (
 
 LAYER = ["input_size", "hidden_size", "num_layers", "nonlinearity", "bias", "batch_first"]
 LAYER += ["dropout", "bidirectional"]
-LEAKY = {"implementation", "recompute"}
+LEAKY = {"implementation", "recompute", "time"}
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,9 @@ LEAKY = {"implementation", "recompute"}
         (ERNN, LEAKY | {"cell", "max_iter", "timesteps", "rank", "solver", "backward"}),
         (FastRNN, LEAKY | {"rank"}),
         (SpectralRNN, LEAKY | {"reflections", "radius"}),
-        (FastGRNN, {"rank", "implementation"}),
-        (UGRNN, {"implementation"}),
-        (EURNN, {"style", "capacity"}),
+        (FastGRNN, {"rank", "implementation", "time"}),
+        (UGRNN, {"implementation", "time"}),
+        (EURNN, {"style", "capacity", "time"}),
     ],
 )
 def test_a_layer_shows_the_options_of_its_cell(cls, options):

@@ -158,7 +158,7 @@ class ERNNCell(LeakyCell):
         leaky, equilibrium = self._why_not_leaky(), self._why_not_equilibrium()
         if leaky is None or equilibrium is None:
             return None
-        return f"{leaky}; or it solves to a tolerance, and {equilibrium}"
+        return f"{leaky}; as an equilibrium, {equilibrium}"
 
     def _why_not_leaky(self) -> str | None:
         return _why_not_leaky(self.cell, self.fixed_point)
