@@ -1,3 +1,4 @@
+import signal
 from dataclasses import replace
 
 import pytest
@@ -70,3 +71,14 @@ def rule():
     """After word 1 comes 2 or 0, by what was before it."""
     words = torch.tensor([0, 1, 2, 1] * 200 + [0])
     return text_of(words, words[:81], words[:81], 3)
+
+
+@pytest.fixture
+def interruptible():
+    """SIGINT interrupts here and in new processes, also where the tests run in the background.
+
+    A shell starts a background command with SIGINT ignored, and its children inherit that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def _undisturbed() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     mask = getattr(signal, "pthread_sigmask", None)  # not on Windows
     if mask:
+        resource_tracker.ensure_running()  # unblocks SIGINT when it starts, so before
         mask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

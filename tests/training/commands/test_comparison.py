@@ -170,6 +170,7 @@ def test_a_killed_comparison_is_resumed(tmp_path):
     assert len(keys) == len(set(keys)) == 2
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopping_keeps_what_is_finished(tmp_path, number):
     process, children = started(tmp_path)
@@ -195,6 +196,7 @@ def test_models_beside_each_other_and_pairs_that_make_no_sense_left_out(tmp_path
     assert "GRU" in result.stdout
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("delay", [0.3, 1.0])
 def test_stopping_while_modules_load_is_one_line(tmp_path, number, delay):

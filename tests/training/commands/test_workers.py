@@ -29,6 +29,7 @@ def test_no_runs():
     assert list(run_all([], jobs=2)) == []
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.skipif(os.name != "posix", reason="starts processes as POSIX systems do")
 def test_stopping_while_a_run_starts_leaves_no_process_behind(monkeypatch, capfd):
     spawn, started = multiprocessing.util.spawnv_passfds, []
