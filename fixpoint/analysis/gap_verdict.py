@@ -21,7 +21,7 @@ def gap_quantiles(gap: Tensor) -> tuple[float, float, float] | None:
     Example:
         >>> import torch
         >>> from fixpoint.analysis.gap_verdict import gap_quantiles
-        >>> gap_quantiles(torch.linspace(0, 1, 11).double())
+        >>> gap_quantiles(torch.linspace(0, 1, 11, dtype=torch.float64))
         (0.1, 0.5, 0.9)
     """
     good = gap[~gap.isnan()].double()

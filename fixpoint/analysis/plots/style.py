@@ -28,9 +28,13 @@ COLORS = {
     "sky": "#56B4E9",
     "black": "#000000",
     "grey": "#777777",
+    "indigo": "#332288",
+    "wine": "#882255",
+    "olive": "#999933",
+    "teal": "#44AA99",
 }
 """Colors that color-blind readers can tell apart (Okabe and Ito, 2008), without their yellow,
-which is too pale for a line on white."""
+which is too pale for a line on white; then four of the muted scheme of Tol (2021)."""
 
 METHODS: dict[str, tuple[str, str, str]] = {
     "inexact-newton": ("blue", "o", "-"),
@@ -40,6 +44,10 @@ METHODS: dict[str, tuple[str, str, str]] = {
     "newton": ("vermilion", "v", "-"),
     "newton-krylov": ("sky", "x", "--"),
     "barzilai-borwein": ("black", "+", ":"),
+    "levenberg-marquardt": ("indigo", "<", "-."),
+    "squarem": ("wine", "P", "--"),
+    "damped-picard": ("olive", "h", "-."),
+    "auto": ("teal", "X", "-"),
     "scipy": ("grey", "*", ":"),
     "ERNN": ("blue", "o", "-"),
     "ERNN K=1": ("blue", "o", "-"),

@@ -237,8 +237,8 @@ def plot_jacobian_spectrum(
 
 
 def _from_zero(axes: Axes) -> None:
-    """y from 0, with room above the highest curve for its markers."""
-    axes.set_ylim(0, 1.05 * axes.dataLim.y1)
+    """y from 0, with room above the highest curve for its markers; to 1 where all curves are 0."""
+    axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)
 
 
 def _columns(methods: Mapping[str, object]) -> int:

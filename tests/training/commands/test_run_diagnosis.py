@@ -122,6 +122,7 @@ def test_a_solver_with_a_tolerance(tmp_path, own):
     assert names == {
         "condition.png",
         "solves.png",
+        "lyapunov.png",
         "gradients.png",
         "discrimination.png",
     }
