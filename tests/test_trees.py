@@ -93,6 +93,20 @@ def test_complex_states(name):
         assert torch.autograd.gradgradcheck(solved, (a,))
 
 
+def test_second_derivatives_by_complex_and_real_parameters():
+    z0 = torch.zeros(2, 3, dtype=torch.complex128)
+    a = torch.tensor(0.3 + 0.5j, dtype=torch.complex128, requires_grad=True)
+    b = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    newton = make_solver("newton", rtol=1e-13, atol=0.0)
+
+    def solved(a, b):
+        layer = FixedPoint(newton, Implicit(newton))
+        return layer(lambda z: a * z.conj() / 2 + a * z * b + b, z0).z[0]
+
+    assert torch.autograd.gradcheck(solved, (a, b), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(solved, (a, b))
+
+
 def test_complex_and_real_leaves_together():
     z0 = {"z": torch.zeros(2, dtype=torch.complex64), "x": torch.zeros(2, 3)}
 

@@ -276,7 +276,7 @@ def _gradients(
     """Gradients of the captured tensors, differentiable in any way."""
     linear = linear_problem(problem, problem.function, transposed=True)
     u = _solve_linear(linear, z, captured, g)
-    places = [i for i, x in enumerate(captured) if x.is_floating_point()]
+    places = [i for i, x in enumerate(captured) if _is_differentiable(x)]
     if problem.leaves:
         z = _view(z)  # at which the gradient of the leaves can stop
     function = _of_some(problem.function, z, captured, places)
@@ -289,7 +289,7 @@ def _gradients_of_instances(
     problem: Problem, z: Tensor, lost: Tensor, captured: list[Tensor], g: Tensor
 ) -> list[Tensor | None]:
     """The gradients for each of several g, (N, B, D)."""
-    places = [i for i, x in enumerate(captured) if x.is_floating_point()]
+    places = [i for i, x in enumerate(captured) if _is_differentiable(x)]
 
     def gradients(g: Tensor) -> list[Tensor]:
         found = _gradients(problem, z, captured, torch.where(lost, 0.0, g))
@@ -357,10 +357,19 @@ def push(function: PureMap, primals: list[Tensor], tangents: list[Tensor]) -> Te
         found = torch.func.grad(
             lambda *values: (function(*values) * u).sum(), tuple(range(len(primals)))
         )(*primals)
-        return sum((x * v).sum() for x, v in zip(found, tangents, strict=True))
+        return sum(_inner_product(x, v) for x, v in zip(found, tangents, strict=True))  # type: ignore[return-value]
 
     return torch.func.grad(along)(torch.zeros_like(function(*primals)))
 
 
 def _view(x: Tensor) -> Tensor:
     return x.view_as(x) if x.layout == torch.strided else x.clone()
+
+
+def _is_differentiable(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def _inner_product(x: Tensor, v: Tensor) -> Tensor:
+    """Of the real and imaginary parts, where they are complex."""
+    return (x.conj() * v).sum().real if x.is_complex() else (x * v).sum()
