@@ -1,9 +1,16 @@
-"""Least squares with damping, for a batch of square matrices."""
+"""I - J of a batch, and least squares with damping."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+
+def residual_matrix(J: Tensor, dtype: torch.dtype) -> Tensor:
+    """I - J in this dtype, (B, D, D); I, whose Newton step is plain, where J is not finite."""
+    finite = J.detach().isfinite().flatten(1).all(1)[:, None, None]
+    unit = torch.eye(J.shape[1], dtype=dtype, device=J.device)
+    return unit - torch.where(finite, J, 0.0).to(dtype)
 
 
 def solve_damped(A: Tensor, g: Tensor, damping: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from fixpoint._validation import positive
 from fixpoint.derivatives import Derivatives
-from fixpoint.solvers._damped_least_squares import solve_damped
+from fixpoint.solvers._damped_least_squares import residual_matrix, solve_damped
 from fixpoint.solvers._rowwise import at_least_float32, dot
 from fixpoint.solvers.base import IterativeOptions, IterativeSolver
 
@@ -79,8 +79,7 @@ class LevenbergMarquardt(IterativeSolver):
     ) -> tuple[Tensor, LevenbergMarquardtState]:
         g = at_least_float32(fz - z)
         merit = dot(g, g)
-        J = derivatives.jacobian(z)
-        A = torch.eye(J.shape[1], dtype=g.dtype, device=J.device) - J.to(g.dtype)
+        A = residual_matrix(derivatives.jacobian(z), g.dtype)
         if state is None:
             damping = torch.full_like(merit, self.damping)
             growth, first = torch.full_like(merit, 2.0), merit

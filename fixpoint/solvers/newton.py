@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from fixpoint._validation import at_least
 from fixpoint.derivatives import Derivatives
-from fixpoint.solvers._damped_least_squares import solve_damped
+from fixpoint.solvers._damped_least_squares import residual_matrix, solve_damped
 from fixpoint.solvers._rowwise import dot
 from fixpoint.solvers.base import IterativeOptions, IterativeSolver
 from fixpoint.solvers.gmres import Block, LinearResult, LinearSolution, gmres, keep_rows
@@ -171,7 +171,7 @@ def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> Tensor:
     Where the host may not read whether a sample needs that, it is g.
     """
     D = J.shape[1]
-    A = torch.eye(D, dtype=g.dtype, device=J.device) - J.to(g.dtype)
+    A = residual_matrix(J, g.dtype)
     # A second right side shows a null vector of A to which g happens to be orthogonal.
     probe = torch.arange(1, D + 1, dtype=g.dtype, device=J.device).cos().expand_as(g)
     s, info = torch.linalg.solve_ex(A, torch.stack((g, probe), 2))

@@ -48,7 +48,8 @@ def test_growth_from_a_small_start_may_converge():
     assert solution.z.item() == pytest.approx(0.9575040, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "picard"])
+# Steps of damped iteration are no longer than plain ones.
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("picard", "damped-picard")])
 def test_a_far_fixed_point_may_be_reached_in_large_steps(name):
     solver = make_solver(name, max_iter=200, rtol=1e-6, atol=0.0)
     solution = solve(lambda z: 0.9999 * z + 1, torch.zeros(1, 1, dtype=torch.float64), solver)
@@ -148,14 +149,14 @@ def test_a_sample_that_restarts_does_not_change_its_batch_mates(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_lost_where_a_plain_step_is_lost_too(name):
-    def phi(z):
-        return torch.where((z - 1).abs() < 1e-12, 5.0, z / 0)
+    def phi(z):  # at 1 alone: shortened steps do not find another state
+        return torch.where(z == 1, 5.0, z / 0)
 
-    solution = solve(phi, torch.ones(1, 1, dtype=torch.float64), make_solver(name))
+    solution = solve(phi, torch.ones(1, 1, dtype=torch.float64), make_solver(name, max_iter=60))
     lost = solution.result.item() == Result.NONFINITE
     # A line search that refuses every step has found no better state, and says so.
     assert lost or solution.stall.item() == Stall.STEP_REFUSED
-    assert lost == (name in ("picard", "anderson", "barzilai-borwein"))
+    assert lost == (name in ("picard", "anderson", "barzilai-borwein", "squarem"))
     assert solution.z.item() == 1
     assert solution.residual.isfinite().all()
 
