@@ -47,7 +47,7 @@ class Derivatives:
 
     Attributes:
         products: Jacobian-vector products made so far, for the whole batch; a Jacobian is D.
-        evaluations: calls of phi made to build Jacobians.
+        evaluations: calls of phi made to linearize it, one at each z.
     """
 
     def __init__(self, phi: MatrixMap) -> None:
@@ -67,6 +67,7 @@ class Derivatives:
         self.products += 1
         if self._last is None or self._last[0] is not z:
             self._last = z, linearize(self.phi, z)
+            self.evaluations += 1
         return self._last[1].jvp(v)
 
 
