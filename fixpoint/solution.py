@@ -37,7 +37,7 @@ class Stall(IntEnum):
     Example:
         >>> import torch
         >>> from fixpoint import Picard, Stall, solve
-        >>> solution = solve(lambda z: 2 - 1.5 * z, torch.ones(1, 1), Picard(max_iter=40))
+        >>> solution = solve(lambda z: 2 - z, torch.zeros(1, 1), Picard(max_iter=40))
         >>> Stall(solution.stall.item()).name
         'NO_PROGRESS'
     """

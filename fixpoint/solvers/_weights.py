@@ -98,15 +98,15 @@ def _solve_qr(g: Tensor, columns: tuple[Tensor, ...], noise: Tensor, ridge: floa
         return gamma
     # The derivative of the normal equations at their solution, where that of R is not needed.
     # Along a column that depends on the newer ones but for little more than rounding, rounding of
-    # the defect would be amplified by 1 / eps: its weight is held constant.
+    # the defect would be amplified by 1 / eps: its weight is constant.
     defect = products(subtract_weighted(g, gamma, columns), columns) / length
     with torch.no_grad():
-        held = dead | (R.diagonal(dim1=1, dim2=2).abs() <= torch.finfo(R.dtype).eps ** 0.5)
-        R = torch.where(held.unsqueeze(2), 0.0, R) + torch.diag_embed(held.to(R.dtype))
-    held = held.unsqueeze(2)
-    change = torch.where(held, 0.0, defect.unsqueeze(2))
+        frozen = dead | (R.diagonal(dim1=1, dim2=2).abs() <= torch.finfo(R.dtype).eps ** 0.5)
+        R = torch.where(frozen.unsqueeze(2), 0.0, R) + torch.diag_embed(frozen.to(R.dtype))
+    frozen = frozen.unsqueeze(2)
+    change = torch.where(frozen, 0.0, defect.unsqueeze(2))
     change = torch.linalg.solve_triangular(R.mT, change, upper=False)
-    change = torch.where(held, 0.0, change)  # of the unit rows of R
+    change = torch.where(frozen, 0.0, change)  # of the unit rows of R
     change = torch.linalg.solve_triangular(R, change, upper=True).squeeze(2) / length
     return gamma + (change - change.detach())
 

@@ -50,7 +50,7 @@ class SQUAREM(IterativeSolver):
         >>> from fixpoint import SQUAREM, solve
         >>> solution = solve(lambda z: 0.95 * z + 0.05, torch.zeros(1, 1), SQUAREM())
         >>> round(solution.z.item(), 4), solution.iterations.item()
-        (1.0, 6)
+        (1.0, 11)
     """
 
     def __init__(self, **options: Unpack[IterativeOptions]) -> None:

@@ -238,7 +238,7 @@ def test_a_map_that_turns_nan_gives_the_best_finite_state(name, tolerance):
     z = solution.z.item()
     assert z == min(states[:4], key=residual)
     if solution.residual is not None:
-        scale = 1e-6 + 1e-9 * (0.9 * math.sin(z) + 1)
+        scale = 1e-10 + 1e-9 * (0.9 * math.sin(z) + 1)
         assert solution.residual.item() == pytest.approx(residual(z) / scale, rel=1e-3)
 
 
