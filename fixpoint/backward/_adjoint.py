@@ -357,7 +357,8 @@ def push(function: PureMap, primals: list[Tensor], tangents: list[Tensor]) -> Te
         found = torch.func.grad(
             lambda *values: (function(*values) * u).sum(), tuple(range(len(primals)))
         )(*primals)
-        return sum(_inner_product(x, v) for x, v in zip(found, tangents, strict=True))  # type: ignore[return-value]
+        products = [_inner_product(x, v) for x, v in zip(found, tangents, strict=True)]
+        return sum(products)  # type: ignore[return-value]
 
     return torch.func.grad(along)(torch.zeros_like(function(*primals)))
 
