@@ -70,13 +70,16 @@ def _undisturbed() -> Iterator[None]:
     """Defer SIGINT and SIGTERM while a worker starts, so that it can always be terminated.
 
     SIGINT is blocked meanwhile, which the worker inherits: Ctrl-C reaches its parent as well, which
-    terminates it.
+    terminates it. Another thread may still receive it, so that its handler is deferred too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     received: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    before = {
+        number: signal.signal(number, lambda number, frame: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     mask = getattr(signal, "pthread_sigmask", None)  # not on Windows
     if mask:
         resource_tracker.ensure_running()  # unblocks SIGINT when it starts, so before
@@ -84,9 +87,10 @@ def _undisturbed() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
         if mask:
             mask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if received:
         signal.raise_signal(received[0])
 
