@@ -1,4 +1,4 @@
-"""Runs in processes of their own: one thread each, measured apart, a crash costs one run."""
+"""Runs in worker processes: one thread each, measured apart, a crash costs one run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,45 +24,77 @@ Outcome = Epoch | dict[str, Any] | str
 """What comes of a run: epochs, at last its record, or the text of its error."""
 
 
+class _Worker(NamedTuple):
+    """A process, and the pipe that takes its runs to it and what comes of them back."""
+
+    process: Any
+    pipe: Connection
+
+    def take(self, run: Recipe) -> None:
+        with suppress(ConnectionError):  # if it is dead, the next `receive` says so
+            self.pipe.send(run)
+
+    def receive(self) -> Outcome:
+        try:
+            event: Outcome = self.pipe.recv()
+        except (EOFError, ConnectionError):
+            self.process.join()
+            return f"its process ended with exit status {self.process.exitcode}"
+        return event
+
+
 def run_all(
     runs: list[Recipe], jobs: int, out: Path | None = None
 ) -> Iterator[tuple[Recipe, Outcome]]:
     """Execute the runs, at most `jobs` at a time, and yield what happens as it happens.
 
-    Checkpoints are kept in `out`; see `train_recipe`.
+    A process takes one run after another, so that modules are loaded once; after a run that failed
+    a new process takes its place. Checkpoints are kept in `out`; see `train_recipe`.
 
     On leaving early, by an exception or `close`, the running processes are ended and awaited.
     """
-    context = multiprocessing.get_context("spawn")
-    waiting = list(reversed(runs))
-    running: dict[Connection, tuple[Recipe, Any]] = {}
+    waiting, workers = list(reversed(runs)), dict[Connection, _Worker]()
+    idle: list[_Worker] = []
+    running: dict[Connection, Recipe] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                run = waiting.pop()
-                here, there = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(run, out, there), daemon=True)
-                with _undisturbed():
-                    process.start()
-                    there.close()
-                    running[here] = (run, process)
+                worker = idle.pop() if idle else _start(out, workers)
+                running[worker.pipe] = waiting.pop()
+                worker.take(running[worker.pipe])
             ready = wait(list(running))
-            for connection in [c for c in running if c in ready]:
-                run, process = running[connection]
-                try:
-                    event: Outcome = connection.recv()
-                except EOFError:
-                    process.join()
-                    event = f"its process ended with exit status {process.exitcode}"
-                yield run, event
-                if not isinstance(event, Epoch):
-                    process.join()
-                    del running[connection]
+            for pipe in [p for p in running if p in ready]:
+                event = workers[pipe].receive()
+                yield running[pipe], event
+                if isinstance(event, Epoch):
+                    continue
+                del running[pipe]
+                if isinstance(event, str):
+                    _end([workers.pop(pipe)])
+                else:
+                    idle.append(workers[pipe])
     finally:
-        for _, process in running.values():
-            process.terminate()
-        for _, process in running.values():
-            process.join()  # its lock is free then
+        _end(list(workers.values()))
+
+
+def _start(out: Path | None, workers: dict[Connection, _Worker]) -> _Worker:
+    """A new process, among the `workers` before a signal can interrupt."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    with _undisturbed():
+        process = context.Process(target=_work, args=(out, there), daemon=True)
+        process.start()
+        there.close()
+        workers[here] = _Worker(process, here)
+    return workers[here]
+
+
+def _end(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.process.terminate()
+    for worker in workers:
+        worker.process.join()  # its lock is free then
+        worker.pipe.close()
 
 
 @contextmanager
@@ -95,17 +127,24 @@ def _undisturbed() -> Iterator[None]:
         signal.raise_signal(received[0])
 
 
-def _work(run: Recipe, out: Path | None, events: Connection) -> None:
-    # A closed pipe means that the parent is gone: sending then ends this process too.
+def _work(out: Path | None, pipe: Connection) -> None:
+    """Train one run after another, until the parent has ended."""
     torch.set_num_threads(1)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            pipe.send(_outcome(pipe.recv(), out, pipe.send))
+
+
+def _outcome(run: Recipe, out: Path | None, report: Callable[[Epoch], None]) -> Outcome:
+    """The record of a run, or the text of its error."""
     try:
-        events.send(train_recipe(run, out, events.send))
-    except BrokenPipeError:
-        os._exit(1)
+        return train_recipe(run, out, report)
+    except ConnectionError:
+        os._exit(1)  # the parent has ended
     except OSError as error:  # says what to do
-        events.send(error.strerror or str(error))
+        return error.strerror or str(error)
     except MemoryError as error:
-        events.send(str(error))
+        return str(error)
     except Exception as error:
         traceback.print_exc()
-        events.send(f"{type(error).__name__}: {error}")
+        return f"{type(error).__name__}: {error}"

@@ -115,7 +115,7 @@ TWO = ["--solvers", "inexact-newton,inexact-newton:2"]
 
 
 def started(out):
-    """A comparison of two runs, one at a time, when the first is recorded and the second begins.
+    """A comparison of two runs, one at a time, when the first is recorded and the second runs.
 
     Returns its process and the ids of its children; none are known where there is no /proc.
     """
@@ -126,16 +126,12 @@ def started(out):
         text=True,
     )
     path, deadline = out / "runs.jsonl", time.monotonic() + 600
-    first, children = set(), set()
     while True:
         assert time.monotonic() < deadline
         assert process.poll() is None
-        children = children_of(process)
         recorded = path.exists() and path.read_bytes().endswith(b"\n")
-        if recorded and (children - first or not Path("/proc").exists()):
-            return process, children
-        if not recorded:
-            first |= children
+        if recorded and len(list(out.glob("*/.lock"))) == 2:
+            return process, children_of(process)
         time.sleep(0.02)
 
 

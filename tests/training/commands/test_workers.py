@@ -1,5 +1,6 @@
 """Runs in processes of their own: one that fails costs no other."""
 
+import multiprocessing
 import multiprocessing.util
 import os
 import signal
@@ -7,6 +8,7 @@ import signal
 import pytest
 
 from fixpoint.training import Epoch, Recipe
+from fixpoint.training.commands import workers
 from fixpoint.training.commands.workers import run_all
 
 
@@ -23,6 +25,33 @@ def test_a_run_that_fails_costs_no_other(capfd):
     assert [event.number for _, event in events[1:3] if isinstance(event, Epoch)] == [1, 2]
     assert events[3][1]["key"] == good.key
     capfd.readouterr()
+
+
+@pytest.mark.slow
+def test_a_process_takes_one_run_after_another(monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        workers, "_start", lambda *given, start=workers._start: started.append(1) or start(*given)
+    )
+    runs = [run(epochs=1, seed=seed) for seed in (0, 1)]
+    records = [event for _, event in run_all(runs, jobs=1) if isinstance(event, dict)]
+    alone = [event for _, event in run_all(runs[1:], jobs=1) if isinstance(event, dict)]
+    assert [record["key"] for record in records] == [one.key for one in runs]
+    assert records[1]["loss"] == alone[0]["loss"]  # bit for bit, whatever ran before
+    assert len(started) == 2  # one for each call of run_all
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_costs_one_run():
+    first, second = run(epochs=50), run(epochs=1, seed=1)
+    outcomes = {}
+    for owner, event in run_all([first, second], jobs=1):
+        if owner == first and isinstance(event, Epoch):
+            for child in multiprocessing.active_children():
+                child.kill()
+        outcomes[owner] = event
+    assert outcomes[first] == "its process ended with exit status -9"
+    assert outcomes[second]["key"] == second.key
 
 
 def test_no_runs():
