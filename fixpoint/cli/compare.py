@@ -15,6 +15,7 @@ from fixpoint.cli.options import (
     Settings,
     cores,
     integers,
+    keys_of,
     make_console,
     override,
     recipe_options,
@@ -29,7 +30,9 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
-@recipe_options("hidden", "epochs", "batch_size", "lr", "device", defaults=True)
+@recipe_options(
+    "hidden", "epochs", "batch_size", "lr", "device", defaults=True, shown={"lr": "per cell"}
+)
 def compare(
     *,
     dataset: Annotated[
@@ -50,7 +53,10 @@ def compare(
     ] = ",".join(DEFAULT_SOLVERS),
     backward: Annotated[
         str | None,
-        typer.Option(help="unrolled, implicit or both by comma.", show_default="per solver"),
+        typer.Option(
+            help="Comma-separated unrolled, implicit, phantom.",
+            show_default="per solver",
+        ),
     ] = None,
     cell: Annotated[
         str | None,
@@ -83,6 +89,7 @@ def compare(
             cells=None if cell is None else split(cell),
             backwards=None if backward is None else split(backward),
             seeds=integers("--seeds", seeds),
+            given={*flags, *keys_of(settings)},
         )
         run_comparison(
             make_console(),

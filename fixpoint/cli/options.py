@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fixpoint._messages import unknown_name
 from fixpoint.analysis.plots import FORMATS
-from fixpoint.training.recipe.schema import DEFAULTS, SECTION_OF, SECTIONS, Recipe
+from fixpoint.training.recipe.schema import DEFAULTS, SECTION_OF, SECTIONS, Recipe, find_key
 from fixpoint.training.recipe.toml import parse_setting
 
 
@@ -64,7 +64,9 @@ Formats = Annotated[
 ]
 
 
-def recipe_options(*names: str, defaults: bool = False) -> Callable[[Any], Any]:
+def recipe_options(
+    *names: str, defaults: bool = False, shown: Mapping[str, str] | None = None
+) -> Callable[[Any], Any]:
     """Give a command an option for each of these keys of a recipe.
 
     The command gets those that were given as its argument `flags`.
@@ -72,7 +74,10 @@ def recipe_options(*names: str, defaults: bool = False) -> Callable[[Any], Any]:
     Args:
         names: keys of a recipe.
         defaults: show the default of each key.
+        shown: what to show as the default of a key instead.
     """
+
+    known = {name: str(DEFAULTS[name]) for name in names if defaults} | dict(shown or {})
 
     def decorate(function: Any) -> Any:
         @functools.wraps(function)
@@ -83,7 +88,7 @@ def recipe_options(*names: str, defaults: bool = False) -> Callable[[Any], Any]:
 
         own = inspect.signature(function, eval_str=True).parameters
         first, *rest = [parameter for name, parameter in own.items() if name != "flags"]
-        parameters = [first, *(_parameter(name, defaults) for name in names), *rest]
+        parameters = [first, *(_parameter(name, known.get(name)) for name in names), *rest]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         return command
@@ -91,8 +96,8 @@ def recipe_options(*names: str, defaults: bool = False) -> Callable[[Any], Any]:
     return decorate
 
 
-def _parameter(name: str, show_default: bool) -> inspect.Parameter:
-    """The option of a key of a recipe: its type, help and default."""
+def _parameter(name: str, default: str | None) -> inspect.Parameter:
+    """The option of a key of a recipe: its type, help and the default to show."""
     kind = SECTIONS[SECTION_OF[name]]
     (field,) = (field for field in fields(kind) if field.name == name)
     hint = get_type_hints(kind)[name]
@@ -102,7 +107,7 @@ def _parameter(name: str, show_default: bool) -> inspect.Parameter:
     start = text[0] if get_origin(hint) is Literal else text[0].upper()
     options: dict[str, Any] = {
         "help": f"{start}{text[1:]}.",
-        "show_default": str(DEFAULTS[name]) if show_default else False,
+        "show_default": default or False,
     }
     if int in types and field.metadata["low"] == 1:
         options |= {"parser": count, "metavar": "N"}
@@ -123,6 +128,11 @@ def override(
         base = base.changed(plugins=[*base.model.plugins, *map(plugin_place, plugins)])
     base = base.changed(**dict(parse_setting(text) for text in settings or []))
     return base.changed(**flags)
+
+
+def keys_of(settings: list[str] | None) -> set[str]:
+    """The keys that --set gives, without their sections."""
+    return {find_key(parse_setting(text)[0])[1] for text in settings or []}
 
 
 def plugin_place(text: str) -> str:

@@ -10,6 +10,7 @@ from fixpoint.models.deq.variational_dropout import VariationalDropout
 from fixpoint.models.heads.classifier import LastStateClassifier, model_size_kb, parameter_count
 from fixpoint.models.heads.language_model import LanguageModel
 from fixpoint.models.heads.recurrent_dropout import RecurrentDropout
+from fixpoint.models.initialization import identity_transition_
 from fixpoint.models.maps import (
     CELLS,
     EquilibriumMap,
@@ -69,6 +70,7 @@ __all__ = [
     "fused_scan",
     "gated_scan",
     "gated_scan_reference",
+    "identity_transition_",
     "model_size_kb",
     "normalize_weights",
     "parameter_count",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,15 @@ from fixpoint.training.recipe.plugins import load_plugin, named
 from fixpoint.training.recipe.schema import Recipe
 
 DEFAULT_SOLVERS = ("inexact-newton", "inexact-newton:2", "picard", "anderson", "broyden")
+DEFAULT_BACKWARDS = ("unrolled", "implicit")
+
+STEPS: dict[str, Any] = {"nonlinearity": "relu", "eta": 0.03, "lr": 0.01, "clip": 1.0}
+EQUILIBRIUM: dict[str, Any] = {
+    **{"nonlinearity": "relu", "init": "identity", "bound": 0.5},
+    **{"lr": 0.003, "clip": 1.0},
+}
+"""Settings of K steps on the Jordan cell, and of equilibria of the self-feedback cell, each the
+best of 16 on training people held out by subject: `benchmarks/fair_start.py`."""
 
 
 def parse_solver(spec: str) -> tuple[str, int | None]:
@@ -46,12 +56,14 @@ def make_grid(
     cells: list[str] | None,
     backwards: list[str] | None,
     seeds: list[int],
+    given: Collection[str] = (),
 ) -> list[Recipe]:
     """All combinations; solvers, cells and backwards are those of ernn.
 
     With `backwards` None each solver gets those that make sense; with `cells` None inexact-newton
     gets the Jordan cell and solvers with a tolerance the self-feedback cell. The Jordan cell has a
-    U of rank 8 unless `base` has another.
+    U of rank 8 unless `base` has another. Where `base` has the default of a key in `STEPS` or
+    `EQUILIBRIUM`, and `given` does not name it, the runs on those cells have that value.
 
     Raises:
         ValueError: a name is unknown, or an option belongs to another model.
@@ -63,14 +75,16 @@ def make_grid(
         4
     """
     if backwards == []:
-        raise ValueError(f"--backward takes {' or '.join(BACKWARDS)}, or both by comma; got none")
+        raise ValueError(f"--backward takes {', '.join(BACKWARDS)}, or several by comma; got none")
+    chosen = {*base.differing, *given}
     for place in base.model.plugins:
         load_plugin(place)
     runs = []
     for dataset, model in itertools.product(datasets, models):
         options = _ernn_options(base, solvers, cells, backwards) if model == "ernn" else [{}]
         for own, seed in itertools.product(options, seeds):
-            run = base.changed(dataset=dataset, model=model, seed=seed, **own)
+            start = {k: v for k, v in _start(own).items() if k not in chosen}
+            run = base.changed(dataset=dataset, model=model, seed=seed, **start, **own)
             runs.append(replace(run, model=resolve(run.model)))
     return list(dict.fromkeys(runs))
 
@@ -83,7 +97,7 @@ def _ernn_options(
         solver, max_iter = parse_solver(spec)
         learned = solver == "inexact-newton"
         for cell in cells or ["jordan" if learned else "self-feedback"]:
-            for backward in backwards or (["unrolled"] if learned else list(BACKWARDS)):
+            for backward in backwards or (["unrolled"] if learned else list(DEFAULT_BACKWARDS)):
                 own: dict[str, Any] = {"solver": solver, "cell": cell, "backward": backward}
                 if max_iter is not None:
                     own["max_iter"] = max_iter
@@ -91,3 +105,10 @@ def _ernn_options(
                     own["rank"] = base.model.rank or 8
                 options.append(own)
     return options
+
+
+def _start(own: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a pair of solver and cell; none for pairs that they were not chosen on."""
+    learned = own.get("solver") == "inexact-newton"
+    starts = {("jordan", True): STEPS, ("self-feedback", False): EQUILIBRIUM}
+    return starts.get((str(own.get("cell")), learned), {})

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from fixpoint import Implicit, Unrolled
+from fixpoint import Implicit, Phantom, Unrolled
 from fixpoint._messages import unknown_name
 from fixpoint.backward import Backward
 from fixpoint.data import Dataset
@@ -25,16 +25,23 @@ from fixpoint.models import (
     LastStateClassifier,
     RecurrentDropout,
     SpectralRNN,
+    identity_transition_,
 )
 from fixpoint.solvers import SOLVERS
 from fixpoint.training.recipe.plugins import load_plugin, named
 from fixpoint.training.recipe.schema import Model
 
-BACKWARDS: dict[str, type[Backward]] = {"unrolled": Unrolled, "implicit": Implicit}
+BACKWARDS: dict[str, type[Backward]] = {
+    "unrolled": Unrolled,
+    "implicit": Implicit,
+    "phantom": Phantom,
+}
+
+INITS = ("normal", "identity")
 
 OWN = (
     *("nonlinearity", "cell", "solver", "max_iter", "backward", "rtol", "eta", "bound", "rank"),
-    *("reflections", "capacity"),
+    *("init", "reflections", "capacity"),
 )
 """Options that some layers take and others refuse."""
 
@@ -65,7 +72,7 @@ def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
         of_solver |= {"timesteps": timesteps, "eta": 0.01 if options.eta is None else options.eta}
     else:
         of_solver |= {"rtol": options.rtol, "atol": 0.1 * options.rtol}
-    names = ("nonlinearity", "bound", "rank")
+    names = ("nonlinearity", "bound", "rank", "init")
     of_cell = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return ERNN(
         input_size,
@@ -187,6 +194,7 @@ def _cell(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> E
     owners = {
         "rank": ("jordan",),
         "bound": ("self-feedback", "linear"),
+        "init": ("self-feedback", "linear"),
         "nonlinearity": ("jordan", "self-feedback", "identity-feedback"),
     }
     cell = named("cell", name, CELLS)
@@ -194,5 +202,8 @@ def _cell(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> E
         own = option in inspect.signature(cell).parameters
         if name not in owners[option] and not (own and name not in _BUILT_IN):
             raise ValueError(f"the {name} cell has no {option}; leave model.{option} out")
+    init = options.pop("init", "normal")
+    if init not in INITS:
+        raise ValueError(unknown_name("init", init, INITS))
     made: EquilibriumMap = cell(input_size, hidden, **options)
-    return made
+    return identity_transition_(made) if init == "identity" else made

@@ -48,17 +48,17 @@ def run_label(run: Mapping[str, Any]) -> str:
         'LSTM'
     """
     model, solver, cell = (run.get(name) for name in ("model", "solver", "cell"))
-    name = MODELS.get(str(model), _short(model))
+    name = MODELS.get(str(model), short_name(model))
     if solver is None:
         return name
     steps = f" K={run['max_iter']}" if solver == "inexact-newton" else ""
     parts = [
-        SOLVERS.get(solver, _short(solver)),
-        *([CELLS.get(cell, _short(cell))] if cell else []),
+        SOLVERS.get(solver, short_name(solver)),
+        *([CELLS.get(cell, short_name(cell))] if cell else []),
     ]
     return f"{name}{steps} ({', '.join(parts)})"
 
 
-def _short(name: object) -> str:
+def short_name(name: object) -> str:
     """The class of "package.module:Class"; other names are as they are."""
     return str(name).rpartition(":")[2]

@@ -48,11 +48,14 @@ class Model:
     cell: str | None = key(None, "cell of ernn")
     solver: str | None = key(None, "solver of ernn")
     max_iter: int | None = key(None, "updates of the solver a time step (K of the paper)", low=1)
-    backward: str | None = key(None, "backward of ernn, unrolled or implicit")
+    backward: str | None = key(None, "backward of ernn: unrolled, implicit or phantom")
     rtol: float | None = key(
         None, "relative tolerance of a solver that has one; atol is a tenth of it", low=0
     )
     eta: float | None = key(None, "start of the learned steps of inexact-newton")
+    init: str | None = key(
+        None, "start of V of the self-feedback and linear cells: normal, or identity for V = I - U"
+    )
     bound: float | None = key(
         None, "bound on ||U||_2 of the self-feedback and linear cells", low=1e-30
     )

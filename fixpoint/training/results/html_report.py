@@ -11,6 +11,7 @@ from fixpoint._messages import missing_extra, printable
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.recipe.names import run_label
 from fixpoint.training.results.aggregate import Column, by_dataset, columns, groups, mean_and_sd
+from fixpoint.training.results.description import descriptions
 from fixpoint.training.results.report_charts import Line, charts, legend
 from fixpoint.training.results.store import Record, read_records
 from fixpoint.training.results.table import confounded
@@ -84,6 +85,7 @@ def _part(dataset: str, records: list[Record]) -> dict[str, Any]:
         "validated": any(r[f"{metric}_chosen"] is not None for r in records),
         **_table(lines, metric),
         "caution": confounded((run["solver"], run["cell"]) for run in runs if run["cell"]),
+        "models": descriptions(runs),
         "findings": [text for group in found if (text := findings(group[0]))],
         "legend": legend(lines),
         "charts": charts(lines, metric),

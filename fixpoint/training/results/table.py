@@ -13,6 +13,7 @@ from rich.text import Text
 from fixpoint._messages import printable
 from fixpoint.training.recipe.names import run_label
 from fixpoint.training.results.aggregate import columns, groups
+from fixpoint.training.results.description import descriptions
 from fixpoint.training.results.store import Record
 from fixpoint.training.results.verdict import divergence
 
@@ -97,7 +98,7 @@ def comparison_table(records: list[Record]) -> FittingTable:
             lines.append(f"{lost} of {len(group)} diverged" if len(group) > 1 else "diverged")
         rows.append((["\n".join(lines)], [c.text(group, joint="\n± ") for c in all_columns]))
     heads = [column.head.replace(" ", "\n", 1) for column in all_columns]
-    return FittingTable(_title(records), ["model\nbackward"], heads, rows, _caution(found))
+    return FittingTable(_title(records), ["model\nbackward"], heads, rows, _caption(found))
 
 
 def _title(records: list[Record]) -> str:
@@ -115,10 +116,12 @@ def _title(records: list[Record]) -> str:
     )
 
 
-def _caution(found: list[list[Record]]) -> str:
-    """That solvers of several cells are compared, where they are."""
+def _caption(found: list[list[Record]]) -> str:
+    """What each ERNN is, and that solvers of several cells are compared, where they are."""
     runs = [group[0]["run"] for group in found]
-    return confounded([(run["solver"], run["cell"]) for run in runs if run["cell"]])
+    lines = [f"{name}: {text}." for name, text in descriptions(runs)]
+    caution = confounded([(run["solver"], run["cell"]) for run in runs if run["cell"]])
+    return "\n".join([*lines, *([caution] if caution else [])])
 
 
 def confounded(pairs: Iterable[tuple[str, str]]) -> str:

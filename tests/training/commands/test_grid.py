@@ -3,7 +3,7 @@
 import pytest
 
 from fixpoint.training import Recipe, build_model, make_grid
-from fixpoint.training.commands.grid import DEFAULT_SOLVERS, parse_solver
+from fixpoint.training.commands.grid import DEFAULT_SOLVERS, EQUILIBRIUM, STEPS, parse_solver
 
 
 def grid(**options):
@@ -43,6 +43,35 @@ def test_every_default_can_be_built(tiny):
         assert model(tiny.x_test[:2]).shape == (2, 2)
 
 
+def settings(run, names):
+    return {name: run.flat[name] for name in names}
+
+
+def test_both_kinds_of_models_start_where_the_search_found():
+    for run in grid():
+        start = STEPS if run.model.solver == "inexact-newton" else EQUILIBRIUM
+        assert settings(run, start) == start
+        other = EQUILIBRIUM if start is STEPS else STEPS
+        for name in other.keys() - start.keys():
+            assert run.flat[name] in (None, Recipe().flat[name])
+
+
+def test_a_setting_that_is_asked_for_is_kept():
+    base = Recipe().changed(bound=0.9, nonlinearity="tanh")
+    (run,) = grid(base=base, solvers=["picard"], backwards=["implicit"])
+    kept = {"bound": 0.9, "nonlinearity": "tanh"}
+    assert settings(run, EQUILIBRIUM) == EQUILIBRIUM | kept
+    default = Recipe().training.lr
+    (run,) = grid(solvers=["picard"], backwards=["implicit"], given={"lr"})
+    assert settings(run, EQUILIBRIUM) == EQUILIBRIUM | {"lr": default}
+
+
+def test_models_without_a_search_keep_their_defaults():
+    for run in grid(models=["lstm"]) + grid(solvers=["picard"], cells=["linear"]):
+        assert run.training == Recipe().training
+        assert run.model.init is None
+
+
 def test_seeds_multiply_the_runs():
     runs = grid(solvers=["picard"], backwards=["implicit"], seeds=[3, 1, 3])
     assert [run.training.seed for run in runs] == [3, 1]
@@ -50,7 +79,7 @@ def test_seeds_multiply_the_runs():
 
 
 def test_what_is_asked_for_reaches_every_run():
-    base = Recipe().changed(hidden=5, epochs=7, batch_size=9, lr=0.5, device="cuda")
+    base = Recipe().changed(hidden=5, epochs=7, batch_size=9, lr=0.5, clip=2.0, device="cuda")
     for run in grid(base=base, datasets=["har2"]):
         assert run.training == base.training
         assert (run.model.hidden, run.data.dataset, run.machine.device) == (5, "har2", "cuda")
@@ -103,7 +132,8 @@ def test_the_grid_is_the_product():
     )
     assert len(runs) == len({run.key for run in runs}) == 2 * 2 * (1 + 2 * 2 * 2)
     assert [run.label for run in runs[:3]] == ["LSTM", "LSTM", "ERNN (Picard, self-feedback)"]
-    assert {run.model.bound for run in runs if run.model.model == "ernn"} == {0.8}
+    bounds = {(run.model.cell, run.model.bound) for run in runs if run.model.model == "ernn"}
+    assert bounds == {("self-feedback", EQUILIBRIUM["bound"]), ("linear", 0.8)}
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,16 @@ def test_an_option_is_taken_or_refused(tiny, name, option):
     value = {
         **{"nonlinearity": "relu", "cell": "jordan", "solver": "inexact-newton"},
         **{"backward": "unrolled", "max_iter": 1, "rank": 2},
-        **{"rtol": 0.1, "eta": 0.1, "bound": 0.5, "reflections": 2, "capacity": 2},
+        **{
+            "rtol": 0.1,
+            "eta": 0.1,
+            "bound": 0.5,
+            "init": "identity",
+            "reflections": 2,
+            "capacity": 2,
+        },
     }[option]
-    solver = {"rtol": "picard", "bound": "picard"}.get(option)
+    solver = {"rtol": "picard", "bound": "picard", "init": "picard"}.get(option)
     given = options(model=name, **{option: value})
     if option not in LAYERS[name].takes:
         with pytest.raises(ValueError, match=f"{name} has no {option}.*leave model.{option} out"):
@@ -73,6 +80,8 @@ def test_defaults_of_ernn():
         ({"solver": "picard", "eta": 0.1}, "solver picard has no eta"),
         ({"rtol": 0.1}, "solver inexact-newton has no rtol"),
         ({"bound": 0.5}, "jordan cell has no bound"),
+        ({"init": "identity"}, "jordan cell has no init"),
+        ({"solver": "picard", "init": "identiy"}, "unknown init .*did you mean 'identity'"),
         ({"cell": "linear", "nonlinearity": "relu"}, "linear cell has no nonlinearity"),
         ({"tied": True}, "tied is for language models"),
     ],

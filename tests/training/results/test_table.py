@@ -6,6 +6,13 @@ import re
 import pytest
 from rich.console import Console
 
+from fixpoint.models import CELLS
+from fixpoint.solvers import SOLVERS
+from fixpoint.training import Recipe
+from fixpoint.training.engine.model_factory import BACKWARDS
+from fixpoint.training.recipe.names import SOLVERS as SOLVER_NAMES
+from fixpoint.training.results.description import BACKWARDS as BACKWARD_WORDS
+from fixpoint.training.results.description import describe
 from fixpoint.training.results.table import FittingTable, comparison_table
 from fixpoint.training.results.verdict import findings
 
@@ -79,7 +86,9 @@ def test_one_row_holds_every_number():
 
 def test_seeds_share_a_row_as_mean_and_deviation():
     text = shown(RECORD, changed(seed=1, accuracy_last=94.0))
-    (row,) = [i for i, line in enumerate(text.splitlines()) if "Picard" in line]
+    (row,) = [
+        i for i, line in enumerate(text.splitlines()) if "(Picard" in line and "92.00" in line
+    ]
     first, second = text.splitlines()[row : row + 2]
     assert "92.00" in first
     assert "± 2.83" in second  # the s.d. of 90 and 94, n - 1 in the denominator
@@ -124,6 +133,33 @@ def test_a_comparison_of_solvers_on_different_cells_says_so():
     text = " ".join(shown(RECORD, other).split())
     assert "Rows of different cells are different models" in text
     assert "different cells" not in shown(RECORD, changed(solver="anderson"))
+
+
+def test_each_model_is_described_once():
+    steps = changed(solver="inexact-newton", cell="jordan", max_iter=2, backward="unrolled")
+    steps["run"] |= {"rank": 8, "rtol": None, "bound": None}
+    other = changed(seed=1)
+    text = shown(RECORD, other, steps, width=400)
+    one = (
+        "ERNN (Picard, self-feedback), implicit: h = tanh(U h + V h_prev + W x + b), solved by "
+        "Picard, at most 30 updates; gradient by an adjoint solve at the solution."
+    )
+    assert text.count(one) == 1
+    assert (
+        "ERNN K=2 (inexact Newton, Jordan), unrolled: 2 steps h + eta (phi - h) from h_prev, eta "
+        "learned, phi = relu((I + U)(V h + W x + b)), U of rank 8; gradient through the updates."
+    ) in text
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("backward", BACKWARDS)
+def test_every_name_has_a_description(solver, cell, backward):
+    run = Recipe().changed(solver=solver, cell=cell, backward=backward).flat
+    text = describe(run | {"max_iter": 3})
+    assert (cell == "linear") == ("relu(" not in text and "tanh(" not in text)
+    assert text.endswith(BACKWARD_WORDS[backward])
+    assert SOLVER_NAMES[solver] in text or "3 steps" in text
 
 
 def test_findings_name_the_condition_and_negative_steps():

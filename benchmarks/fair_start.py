@@ -1,0 +1,73 @@
+"""Settings that `fixpoint compare` gives K steps and equilibria, found on the training people.
+
+    python benchmarks/fair_start.py
+
+Both kinds of models get the same search: 16 settings, each trained for the six epochs of the
+command on the training people of har2-sample less one of three folds of seven, and scored after the
+last epoch on that fold. The test people have no part in it. Prints a table, the best first; the
+first row of each is in `fixpoint.training.commands.grid`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from typing import Any
+
+import torch
+from folds import folds, hold_out
+
+from fixpoint.data import Dataset, load_dataset
+from fixpoint.training import Recipe, prepare, run_experiment
+
+STEPS = Recipe().changed(solver="inexact-newton", cell="jordan", rank=8)
+SEARCHES: dict[str, tuple[Recipe, dict[str, tuple[Any, ...]]]] = {
+    **{
+        f"K = {K} steps, Jordan cell": (
+            STEPS.changed(max_iter=K),
+            {
+                "eta": (0.01, 0.03),
+                "lr": (0.003, 0.01),
+                "clip": (None, 1.0),
+                "nonlinearity": ("tanh", "relu"),
+            },
+        )
+        for K in (1, 2)
+    },
+    "equilibria, self-feedback cell (Picard, implicit)": (
+        Recipe().changed(solver="picard", cell="self-feedback", backward="implicit", clip=1.0),
+        {
+            "init": ("normal", "identity"),
+            "lr": (0.003, 0.01),
+            "bound": (0.5, 0.8),
+            "nonlinearity": ("tanh", "relu"),
+        },
+    ),
+}
+
+
+def scores(recipe: Recipe, parts: list[Dataset]) -> list[float]:
+    """Accuracy in percent on each fold after the last epoch."""
+    return [run_experiment(recipe, prepare(recipe, d).data)["accuracy_last"] for d in parts]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    data = load_dataset("har2-sample")
+    assert data.groups_train is not None
+    parts = [hold_out(data, group) for group in folds(data.groups_train, 3)]
+    for title, (base, grid) in SEARCHES.items():
+        found = []
+        for values in itertools.product(*grid.values()):
+            settings = dict(zip(grid, values, strict=True))
+            found.append((scores(base.changed(**settings), parts), settings))
+        found.sort(key=lambda row: -statistics.mean(row[0]))
+        print(f"\n{title}\n\n| {' | '.join(grid)} | folds | mean |\n|{'---|' * (len(grid) + 2)}")
+        for each, settings in found:
+            cells = ["-" if value is None else str(value) for value in settings.values()]
+            cells += [", ".join(f"{score:.1f}" for score in each), f"{statistics.mean(each):.2f}"]
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

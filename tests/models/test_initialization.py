@@ -1,0 +1,44 @@
+"""Starts of the weights of a cell."""
+
+import pytest
+import torch
+
+from fixpoint import Anderson, Implicit
+from fixpoint.models import (
+    ERNN,
+    JordanMap,
+    LinearMap,
+    SelfFeedbackMap,
+    bound_spectral_norm,
+    identity_transition_,
+)
+
+
+@pytest.mark.parametrize("kind", [SelfFeedbackMap, LinearMap])
+@pytest.mark.parametrize("bound", [0.5, None])
+def test_the_transition_is_the_identity(kind, bound):
+    """dh_t / dh_{t-1} at h = 0, by automatic differentiation through two solved time steps."""
+    torch.manual_seed(0)
+    options = {} if kind is LinearMap else {"nonlinearity": "tanh"}
+    cell = identity_transition_(kind(3, 6, bound=bound, **options).double())
+    solver = Anderson(rtol=1e-13, atol=1e-13, max_iter=500)
+    layer = ERNN(3, 6, cell=cell, solver=solver, backward=Implicit())
+    x = torch.zeros(2, 1, 3, dtype=torch.float64)
+
+    def end(h0):
+        return layer(x, h0.reshape(1, 1, 6))[1].flatten()
+
+    transition = torch.autograd.functional.jacobian(end, torch.zeros(6, dtype=torch.float64))
+    torch.testing.assert_close(transition, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-10)
+
+
+def test_it_is_kept_where_V_is_parametrized():
+    cell = bound_spectral_norm(SelfFeedbackMap(3, 6, bound=0.5), "V", bound=2.0)
+    identity_transition_(cell)
+    ratio = cell.V / (torch.eye(6) - cell.U)
+    torch.testing.assert_close(ratio, ratio[0, 0].expand_as(ratio))  # up to the norm of V
+
+
+def test_other_cells_are_refused():
+    with pytest.raises(TypeError, match="of a SelfFeedbackMap or LinearMap; got JordanMap"):
+        identity_transition_(JordanMap(3, 4))
