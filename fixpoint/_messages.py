@@ -16,6 +16,37 @@ def unknown_name(kind: str, given: object, known: Iterable[str], *, other: str =
     return f"unknown {kind} {given!r}: expected one of {', '.join(names)}{other}{hint}"
 
 
+SYNONYMS = {
+    **dict.fromkeys(("K", "k", "n_iter", "max_iters", "maxiter", "f_max_iter"), "max_iter"),
+    **dict.fromkeys(("T", "seq_len"), "timesteps"),
+    **dict.fromkeys(("m", "M", "history_size"), "memory"),
+    **dict.fromkeys(("tol", "f_tol", "eps", "epsilon"), "rtol"),
+    **dict.fromkeys(("alpha", "damping", "tau"), "beta"),
+    **dict.fromkeys(("r", "R"), "rank"),
+    **dict.fromkeys(("n", "N", "hidden_dim", "hidden"), "hidden_size"),
+    **dict.fromkeys(("d", "D", "input_dim"), "input_size"),
+    **dict.fromkeys(("sigma", "activation"), "nonlinearity"),
+    **dict.fromkeys(("phi", "map"), "cell"),
+    "lam": "ridge",
+    "layers": "num_layers",
+}
+"""Letters of papers, and names of other libraries, with the option that they stand for."""
+
+
+def unknown_option(owner: str, given: str, known: Iterable[str]) -> str:
+    """Say that `owner` has no option `given`, and which one a letter of a paper stands for.
+
+    >>> unknown_option("InexactNewton", "K", ["max_iter", "eta"])
+    "unknown InexactNewton option 'K': expected one of max_iter, eta; 'K' is 'max_iter' here"
+    """
+    names = list(known)
+    meant = SYNONYMS.get(given)
+    if meant not in names:
+        return unknown_name(f"{owner} option", given, names)
+    listed = f"expected one of {', '.join(names)}"
+    return f"unknown {owner} option {given!r}: {listed}; {given!r} is {meant!r} here"
+
+
 def missing_extra(what: str, package: str, extra: str) -> ImportError:
     """The error for `what` where a package of an extra is not installed."""
     return ImportError(

@@ -111,6 +111,8 @@ def _labels(path: Path, key: str, ids: np.ndarray, count: int, of: str) -> np.nd
     if ids.shape == (count,) and ids.dtype.kind in "iubU":
         return ids
     advice = f"convert it before saving, as by {key}.astype(int)"
+    if ids.shape != (count,):
+        advice = "save one value for each sequence"
     if ids.ndim == 2 and ids.shape[1] == 1:
         advice = f"save {key}[:, 0]"
     elif ids.ndim == 2 and len(ids) == count and _is_one_hot(ids):

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from fixpoint._messages import unknown_name
+from fixpoint._messages import unknown_option
 from fixpoint._validation import at_least, non_negative
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution
@@ -329,7 +329,7 @@ def _refuse_unknown(kind: type[Solver], options: dict[str, Any]) -> None:
     known = option_names(kind)
     for name in options:
         if name not in known:
-            raise TypeError(unknown_name(f"{kind.__name__} option", name, known))
+            raise TypeError(unknown_option(kind.__name__, name, known))
 
 
 Solver.__signature__ = whole_signature(Solver)  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ class InexactNewton(IterativeSolver):
         max_iter: number of updates K.
         timesteps: T for steps eta of their own at each time index t, None to share them over
             time. A solve then has to say its `t`.
-        eta: initial value.
+        eta: initial value, or one for each update, (K,); with `timesteps` also (T, K).
         learn: make eta a parameter; else it is a buffer. A learned eta needs `Unrolled`: at an
             exact equilibrium z does not depend on eta.
         rtol, atol, norm, leaf_atol, keep_best, record, check_every: see `IterativeSolver`.
@@ -59,7 +59,7 @@ class InexactNewton(IterativeSolver):
         max_iter: int = 1,
         *,
         timesteps: int | None = None,
-        eta: float = 0.01,
+        eta: float | Sequence[float] | Tensor = 0.01,
         learn: bool = True,
         rtol: float = 0.0,
         atol: float = 0.0,
@@ -72,7 +72,7 @@ class InexactNewton(IterativeSolver):
         )
         self.timesteps = timesteps if timesteps is None else at_least(1, timesteps=timesteps)
         shape = (max_iter,) if timesteps is None else (timesteps, max_iter)
-        value = torch.full(shape, float(eta))
+        value = _initial(eta, shape)
         if learn:
             self.eta = nn.Parameter(value)
         else:
@@ -130,3 +130,14 @@ class InexactNewton(IterativeSolver):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, timesteps={self.timesteps}, learn={self.learn}"
+
+
+def _initial(eta: float | Sequence[float] | Tensor, shape: tuple[int, ...]) -> Tensor:
+    """eta in the shape of the parameter."""
+    try:
+        value = torch.as_tensor(eta, dtype=torch.get_default_dtype()).detach()
+        return value.expand(shape).clone()
+    except (TypeError, ValueError, RuntimeError):
+        needed = f"a number or one for each of the max_iter={shape[-1]} updates"
+        given = tuple(eta.shape) if isinstance(eta, Tensor) else repr(eta)
+        raise ValueError(f"eta must be {needed}, {shape}; got {given}") from None

@@ -133,6 +133,10 @@ BAD = {
         r"y must be \(20,\) .*: it is one-hot, save y.argmax\(1\)",
     ),
     "column": ({"x": X, "y": Y[:, None]}, r"y must be \(20,\) .*: save y\[:, 0\]"),
+    "soft": (
+        {"x": X, "y": np.random.default_rng(0).uniform(size=(20, 2))},
+        r"y must be \(20,\) .*\(20, 2\): save one value for each sequence",
+    ),
     "halves": ({"x": X, "y": Y / 2}, "y must be .* whole numbers"),
     "one class": ({"x": X, "y": 0 * Y}, "at least two classes, got only '0'"),
     "subject": ({"x": X, "y": Y, "subject": Y[:3]}, r"subject must be \(20,\)"),

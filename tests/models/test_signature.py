@@ -63,3 +63,12 @@ def test_an_instance_has_the_signature_of_its_call():
 def test_an_unknown_option_is_refused(cls):
     with pytest.raises(TypeError, match="recompile"):
         cls(2, 3, recompile=True)
+
+
+@pytest.mark.parametrize(
+    ("cls", "letter", "option"),
+    [(ERNN, "K", "max_iter"), (ERNN, "T", "timesteps"), (FastRNN, "r", "rank")],
+)
+def test_a_letter_of_a_paper_is_answered_by_the_option(cls, letter, option):
+    with pytest.raises(TypeError, match=f"unknown {cls.__name__} option {letter!r}.*{option!r} he"):
+        cls(2, 3, **{letter: 2})

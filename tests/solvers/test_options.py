@@ -115,3 +115,29 @@ def test_every_code_has_a_text():
     assert set(RESULT_TEXT) == set(Result)
     assert set(STALL_TEXT) == set(Stall)
     assert len(set(STALL_TEXT.values())) == len(Stall)
+
+
+@pytest.mark.parametrize(
+    ("kind", "letter", "option"),
+    [
+        (InexactNewton, "K", "max_iter"),
+        (InexactNewton, "T", "timesteps"),
+        (Anderson, "m", "memory"),
+        (Anderson, "tol", "rtol"),
+        (Picard, "alpha", "beta"),
+    ],
+)
+def test_a_letter_of_a_paper_is_answered_by_the_option(kind, letter, option):
+    with pytest.raises(TypeError, match=f"option {letter!r}: .*; {letter!r} is {option!r} here"):
+        kind(**{letter: 2})
+
+
+def test_one_eta_for_each_update():
+    for eta in ([0.1, 0.2], torch.tensor([0.1, 0.2])):
+        assert InexactNewton(2, eta=eta).eta.tolist() == pytest.approx([0.1, 0.2])
+        assert InexactNewton(2, timesteps=3, eta=eta).eta.shape == (3, 2)
+    over_time = InexactNewton(1, timesteps=3, eta=[[0.1], [0.2], [0.3]]).eta
+    assert over_time.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
+    for eta in ([0.1, 0.2], "much", None):
+        with pytest.raises(ValueError, match=r"eta must be a number or one for each of the max_i"):
+            InexactNewton(1, eta=eta)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from typing import Any, NamedTuple
 
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from fixpoint._messages import unknown_option
 from fixpoint._validation import at_least
-from fixpoint.models._signature import ShowsAllOptions
+from fixpoint.models._signature import ShowsAllOptions, full_signature
 from fixpoint.models.rnn.base_cell import RecurrentCell
 
 
@@ -98,10 +100,20 @@ class Recurrent(ShowsAllOptions, nn.Module):
         size = input_size
         for layer in range(num_layers):
             for direction in self._directions:
-                cell = self.cell_class(size, hidden_size, **options)
+                cell = self._new_cell(size, options)
                 self.add_module(f"l{layer}{direction}", cell)
                 options = copy.deepcopy(options)
             size = hidden_size * len(self._directions)
+
+    def _new_cell(self, input_size: int, options: dict[str, Any]) -> RecurrentCell:
+        try:
+            return self.cell_class(input_size, self.hidden_size, **options)
+        except TypeError as error:
+            name = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            if name is None:
+                raise
+            known = full_signature(type(self)).parameters
+            raise TypeError(unknown_option(type(self).__name__, name[1], known)) from None
 
     @property
     def _directions(self) -> tuple[str, ...]:
@@ -193,7 +205,7 @@ class Recurrent(ShowsAllOptions, nn.Module):
         With last_only the output is that of the last step, (B, D n).
         """
         T, B, _ = x.shape
-        backwards = _backwards(T, lengths, x.device) if self.bidirectional else None
+        backwards = None if lengths is None else _backwards(T, lengths)
         last: list[Tensor] = []
         for layer in range(self.num_layers):
             top = layer == self.num_layers - 1
@@ -202,10 +214,10 @@ class Recurrent(ShowsAllOptions, nn.Module):
             for direction in self._directions:
                 h0 = x.new_zeros(B, self.hidden_size) if hx is None else hx[len(last)]
                 cell: RecurrentCell = getattr(self, f"l{layer}{direction}")
-                seen = _reorder(x, backwards) if direction else x
+                seen = _reverse(x, backwards) if direction else x
                 states = cell.sequence(seen, h0, last_only=no_output)
                 last.append(states if no_output else _last(states, lengths))
-                outputs.append(_reorder(states, backwards) if direction else states)
+                outputs.append(_reverse(states, backwards) if direction else states)
             x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
             if self.dropout and not top:
                 x = F.dropout(x, self.dropout, self.training)
@@ -246,18 +258,15 @@ class Recurrent(ShowsAllOptions, nn.Module):
         return ", ".join(parts)
 
 
-def _backwards(T: int, lengths: Tensor | None, device: torch.device) -> Tensor:
-    """Which time step comes at each place of a sequence read backwards, (T, B) or (T, 1)."""
-    steps = torch.arange(T, device=device).unsqueeze(1)
-    if lengths is None:
-        return steps.flip(0)
+def _backwards(T: int, lengths: Tensor) -> Tensor:
+    """Which time step comes at each place of a sequence read backwards, (T, B)."""
+    steps = torch.arange(T, device=lengths.device).unsqueeze(1)
     return torch.where(steps < lengths, lengths - 1 - steps, steps)
 
 
-def _reorder(x: Tensor, steps: Tensor | None) -> Tensor:
-    """x, (T, B, d), with its time steps in that order for each sample."""
-    assert steps is not None
-    return x.take_along_dim(steps.unsqueeze(2).expand(-1, x.shape[1], -1), 0)
+def _reverse(x: Tensor, steps: Tensor | None) -> Tensor:
+    """x, (T, B, d), read backwards: whole, or with the time steps of each sample in that order."""
+    return x.flip(0) if steps is None else x.take_along_dim(steps.unsqueeze(2), 0)
 
 
 def _last(states: Tensor, lengths: Tensor | None) -> Tensor:

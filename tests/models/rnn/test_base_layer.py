@@ -382,7 +382,7 @@ def test_what_is_refused(make):
     packed = pack_sequence([sample(5, 2), sample(3, 2)])
     with pytest.raises(ValueError, match="input_size=3"):
         make(batch_first=True)(packed)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'rang'"):
+    with pytest.raises(TypeError, match=r"unknown \w+ option 'rang': .*num_layers"):
         make(rang=2)
     with pytest.raises(ValueError, match="num_layers must be at least 1; got 0"):
         make(0)
