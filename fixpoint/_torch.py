@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,11 +29,13 @@ from torch.utils._pytree import (
 __all__ = [
     "TorchDispatchMode",
     "batched",
+    "constant_in_graphs",
     "function_modes",
     "graph_clock",
     "inside_forward_mode",
     "inside_transform",
     "inside_vmap",
+    "is_exporting",
     "is_functorch_wrapped_tensor",
     "made_since",
     "no_gradients",
@@ -46,6 +49,20 @@ __all__ = [
 ]
 
 
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+"""Whether torch.export traces; torch before 2.7 does not tell it from torch.compile."""
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def constant_in_graphs(function: Function) -> Function:
+    """`torch.compiler.assume_constant_result`, which imports the whole compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_in_graphs
 def inside_transform() -> bool:
     """Whether a torch.func transform (jvp, vmap, jacrev, ...) is active."""
     return peek_interpreter_stack() is not None

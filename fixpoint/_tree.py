@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,12 +39,9 @@ class Packing:
         self.dtypes = [leaf.dtype for leaf in leaves]
         self.dtype = _real_dtype(leaves[0])
         self.rows = leaves[0].shape[0] if batched else 1
-        self.columns = [leaf.numel() // max(self.rows, 1) for leaf in leaves]
-        if self.rows == 0:
-            self.columns = [shape[1:].numel() for shape in self.shapes]
         self.columns = [
-            2 * d if dtype.is_complex else d
-            for d, dtype in zip(self.columns, self.dtypes, strict=True)
+            math.prod(shape[1:] if batched else shape) * (2 if dtype.is_complex else 1)
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         ]
         self.is_matrix = single and batched and z0.dim() == 2 and not z0.is_complex()
 
@@ -133,7 +131,7 @@ def _real_dtype(leaf: Tensor) -> torch.dtype:
 
 def _as_complex(part: Tensor) -> Tensor:
     """Pairs of real and imaginary parts, (B, 2 d), as complex numbers, (B, d)."""
-    pairs = part.reshape(len(part), -1, 2)
+    pairs = part.reshape(part.shape[0], -1, 2)
     return torch.complex(pairs[..., 0], pairs[..., 1])
 
 

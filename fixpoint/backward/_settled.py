@@ -27,7 +27,7 @@ def run_until_settled(solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None)
     solver = cast(IterativeSolver, solver)
     derivatives = Derivatives(phi)
     given: dict[str, Any] = {"derivatives": derivatives} if solver.needs_derivatives else {}
-    z, state, settled = z0, None, torch.zeros(len(z0), dtype=torch.bool, device=z0.device)
+    z, state, settled = z0, None, torch.zeros(z0.shape[0], dtype=torch.bool, device=z0.device)
     best, least, scale = z0.detach(), _norm(z0) + torch.inf, _norm(z0)
     entered = z0
     tolerance = torch.finfo(z0.dtype).eps ** 0.5
@@ -53,8 +53,8 @@ def run_until_settled(solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None)
         z = torch.where(rows, entered + (best - entered).detach(), z)
     else:
         z = torch.where(rows, implicitly(solver, phi, torch.where(rows, best, z0), t), z)
-    iterations = torch.full((len(z),), solver.max_iter, dtype=torch.int64, device=z.device)
-    result = torch.full((len(z),), Result.FIXED_STEPS.value, dtype=torch.int8, device=z.device)
+    iterations = torch.full((z.shape[0],), solver.max_iter, dtype=torch.int64, device=z.device)
+    result = torch.full((z.shape[0],), Result.FIXED_STEPS.value, dtype=torch.int8, device=z.device)
     evaluations = solver.max_iter + 1 + derivatives.evaluations
     return Solution(z, None, iterations, evaluations, result, products=derivatives.products)
 

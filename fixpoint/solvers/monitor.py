@@ -65,18 +65,18 @@ class ConvergenceMonitor:
         self.options = options
         self.norm = ResidualNorm(z, options.tolerance, columns)
         self.done = False
-        self.active = torch.ones(len(z), dtype=torch.bool, device=z.device)
+        self.active = torch.ones(z.shape[0], dtype=torch.bool, device=z.device)
         self.none = torch.zeros_like(self.active)
         self.nonfinite = self.none
         self.stall: Tensor | None = None  # `Stall` of samples that were ended for it, (B,)
         # Known on the host: whether some sample may be non-finite, and whether all are active.
         self.masking = options.check_every > 1
         self.all_active = options.check_every == 1
-        self.has_fast_path = options.may_sync and len(z) > 0
+        self.has_fast_path = options.may_sync and z.shape[0] > 0
         # The first step of a solver that restarts is plain: there is none to fall back on.
         self.restarting: Tensor | None = None
         self.restarted, self.waiting = self.active, self.none
-        self.r = torch.full((len(z),), torch.inf, dtype=self.norm.dtype, device=z.device)
+        self.r = torch.full((z.shape[0],), torch.inf, dtype=self.norm.dtype, device=z.device)
         self.zero, self.inf = torch.zeros_like(self.r), self.r
         self.z, self.fz = z, z
         self.start_size = self.reach = self.r

@@ -180,7 +180,7 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
         if hx is not None and hx.shape != shape:
             raise ValueError(f"hx must be {shape} for x of {tuple(x.shape)}; got {tuple(hx.shape)}")
         rows = x.reshape(-1, d)
-        return rows, rows.new_zeros(len(rows), n) if hx is None else hx.reshape(-1, n)
+        return rows, rows.new_zeros(rows.shape[0], n) if hx is None else hx.reshape(-1, n)
 
     def extra_repr(self) -> str:
         parts = [f"{self.input_size}, {self.hidden_size}, implementation={self.implementation!r}"]

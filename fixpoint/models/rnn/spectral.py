@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fixpoint._torch import is_exporting
 from fixpoint._validation import at_least, non_negative
 from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, LeakyOptions
 from fixpoint.models.rnn.base_layer import Recurrent
@@ -76,11 +77,24 @@ def _orthogonal(vectors: Tensor) -> Tensor:
     n, count = vectors.shape
     below = vectors.tril(-1)
     tau = 2 / (1 + below.square().sum(0))
+    if is_exporting():
+        return _in_plain_operations(below, tau)
     # A reflection with tau = 0 is the identity: pad to get all n columns.
     rest = n - count
     return torch.linalg.householder_product(
         torch.cat([below, below.new_zeros(n, rest)], 1), torch.cat([tau, tau.new_zeros(rest)])
     )
+
+
+def _in_plain_operations(below: Tensor, tau: Tensor) -> Tensor:
+    """The same one reflection after the other: ONNX has no householder_product."""
+    n, count = below.shape
+    one = torch.eye(n, dtype=below.dtype, device=below.device)
+    product, vectors = one, below + one[:, :count]
+    for i in range(count):
+        v = vectors[:, i : i + 1]
+        product = product - tau[i] * (product @ v) @ v.mT
+    return product
 
 
 class SpectralRNN(Recurrent):

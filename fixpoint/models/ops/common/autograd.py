@@ -30,12 +30,14 @@ class Recurrence(Generic[Inputs]):
         reference_name: the public function with the same values by plain operations.
         inputs: the NamedTuple.
         has_triton: whether it has kernels for CUDA devices.
+        saved_count: tensors that `train` returns beside the output.
     """
 
     name: ClassVar[str]
     reference_name: ClassVar[str]
     inputs: ClassVar[Any]
     has_triton: ClassVar[bool] = False
+    saved_count: ClassVar[int]
 
     def reference(self, inputs: Inputs, options: Options) -> Tensor:
         """The output by plain operations."""
@@ -47,6 +49,10 @@ class Recurrence(Generic[Inputs]):
 
     def train(self, inputs: Inputs, options: Options) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The output and the tensors that `gradients` needs beside the inputs."""
+        raise NotImplementedError
+
+    def saved_shapes(self, inputs: Inputs, options: Options) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the tensors that `train` returns beside the output."""
         raise NotImplementedError
 
     def gradients(
@@ -74,9 +80,23 @@ class Recurrence(Generic[Inputs]):
         if reason := self.unsupported(**inputs._asdict(), activation=options.activation):
             name = "fused" if self.name == "leaky" else self.name
             raise ValueError(f"the {name} scan does not apply: {reason}; use {self.reference_name}")
-        if torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs):
+        differentiable = torch.is_grad_enabled() and any(
+            v is not None and v.requires_grad for v in inputs
+        )
+        if torch.compiler.is_compiling():
+            return self._registered(inputs, options, differentiable)
+        if differentiable:
             return _Scan.apply(self, options, *inputs)
         return self.infer(inputs, options)
+
+    def _registered(self, inputs: Any, options: Options, differentiable: bool) -> Tensor:
+        """The same by the operations of `registered`: torch.compile cannot trace kernels."""
+        output: Tensor
+        if differentiable:
+            output, *_ = getattr(torch.ops.fixpoint, f"{self.name}_train")(*inputs, *options)
+        else:
+            output = getattr(torch.ops.fixpoint, self.name)(*inputs, *options)
+        return output
 
 
 class _Scan(Function):

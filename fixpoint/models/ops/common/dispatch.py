@@ -12,7 +12,12 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import is_functorch_wrapped_tensor
+from fixpoint._torch import (
+    constant_in_graphs,
+    inside_transform,
+    is_exporting,
+    is_functorch_wrapped_tensor,
+)
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.buffers import empty
 from fixpoint.models.ops.common.protocol import Backend
@@ -33,8 +38,10 @@ def unsupported_reason(
     """
     if activation not in ACTIVATIONS:
         return unknown_name("activation", activation, ACTIVATIONS)
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return "it cannot be traced, exported or compiled"
+    if is_exporting() or torch.jit.is_tracing():
+        return "it cannot be traced or exported"
+    if (compiling := torch.compiler.is_compiling()) and inside_transform():
+        return "it has no rule for torch.func transforms and is in one"
     given = {name: v for name, v in tensors.items() if v is not None}
     x = given["x"]
     on_gpu = kernel is not None and x.device.type == "cuda"
@@ -49,6 +56,8 @@ def unsupported_reason(
             return f"it takes float32 or {other} and {name} is {v.dtype}"
         if v.dtype != x.dtype and not (name in ("a", "b") and x.dtype == torch.bfloat16):
             return f"it takes one dtype, but x is {x.dtype} and {name} is {v.dtype}"
+        if compiling:
+            continue
         if is_functorch_wrapped_tensor(v):
             return f"it has no rule for torch.func transforms and {name} is in one"
         if unpack_dual(v).tangent is not None:
@@ -102,6 +111,7 @@ def backend(name: str, h: Tensor) -> Backend[Any, Any, Any]:
     return _module(name, "numba")
 
 
+@constant_in_graphs
 def has_numba() -> bool:
     return importlib.util.find_spec("numba") is not None
 

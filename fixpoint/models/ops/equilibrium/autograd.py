@@ -54,6 +54,8 @@ def unsupported(*, activation: str, **tensors: Tensor | None) -> str | None:
     n = 0 if tensors["V"] is None else len(tensors["V"])
     if n > op.MAX_SIZE:
         return f"it takes at most {op.MAX_SIZE} units, and the state has {n}"
+    if torch.compiler.is_compiling():
+        return "it cannot be compiled"
     return op.unsupported_reason(tensors, activation)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fixpoint.models.ops.common import dispatch as op
 from fixpoint.models.ops.common.autograd import Options, Recurrence
+from fixpoint.models.ops.common.registered import register
 from fixpoint.models.ops.gated.arguments import (
     BackwardArguments,
     ForwardArguments,
@@ -87,7 +88,7 @@ def gated_scan(
 class GatedRecurrence(Recurrence[Inputs]):
     """Saves each state, gate and candidate."""
 
-    name, reference_name, inputs = "gated", "gated_scan_reference", Inputs
+    name, reference_name, inputs, saved_count = "gated", "gated_scan_reference", Inputs, 3
 
     def reference(self, inputs: Inputs, options: Options) -> Tensor:
         return loop(inputs, options.activation, options.last_only)
@@ -104,6 +105,10 @@ class GatedRecurrence(Recurrence[Inputs]):
         Z, C = (op.empty((len(inputs.x), *h.shape), h) for _ in range(2))
         _forward(inputs, h, S, Z, C, options.activation)
         return h if options.last_only else S[1:], (S, Z, C)
+
+    def saved_shapes(self, inputs: Inputs, options: Options) -> tuple[tuple[int, ...], ...]:
+        T, state = len(inputs.x), inputs.h0.shape
+        return (T + 1, *state), (T, *state), (T, *state)
 
     def gradients(
         self,
@@ -144,6 +149,7 @@ class GatedRecurrence(Recurrence[Inputs]):
 
 
 GATED = GatedRecurrence()
+register(GATED)
 unsupported = GATED.unsupported
 
 

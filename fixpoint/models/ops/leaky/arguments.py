@@ -92,12 +92,12 @@ def checked(
         raise ValueError(f"x must be (T, B, n or d) and h0 (B, n), but they are {given}")
     if W is None and bias is not None:
         raise ValueError("bias was given without W: add it to x, which is then u itself")
-    (T, _, d), n = x.shape, h0.shape[1]
-    expected = {"x": (T, len(h0), n if W is None else d), "A": (n, n), "W": (n, d), "bias": (n,)}
+    (T, _, d), (B, n) = x.shape, h0.shape
+    expected = {"x": (T, B, n if W is None else d), "A": (n, n), "W": (n, d), "bias": (n,)}
     check_shapes({"x": x, "A": A, "W": W, "bias": bias}, expected, f"h0 is {tuple(h0.shape)}")
     scalar = torch.promote_types(x.dtype, torch.float32)  # 0.99 is 0.988 in bfloat16
     a, b = (v if isinstance(v, Tensor) else x.new_full((), v, dtype=scalar) for v in (a, b))
-    K = max((v.shape[-1] for v in (a, b) if v.dim()), default=1)
+    K = max([v.shape[-1] for v in (a, b) if v.dim()] or [1])
     if K < 1:
         raise ValueError(f"a and b must have a K of at least 1, not {tuple(a.shape)}")
     try:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fixpoint.models.ops.common import dispatch as op
 from fixpoint.models.ops.common.autograd import Options, Recurrence
+from fixpoint.models.ops.common.registered import register
 from fixpoint.models.ops.leaky.arguments import (
     BackwardArguments,
     ForwardArguments,
@@ -81,6 +82,7 @@ class LeakyRecurrence(Recurrence[Inputs]):
     """
 
     name, reference_name, inputs, has_triton = "leaky", "scan_reference", Inputs, True
+    saved_count = 2
 
     def reference(self, inputs: Inputs, options: Options) -> Tensor:
         return loop(inputs, options.activation, options.last_only)
@@ -96,15 +98,18 @@ class LeakyRecurrence(Recurrence[Inputs]):
 
     def train(self, inputs: Inputs, options: Options) -> tuple[Tensor, tuple[Tensor, ...]]:
         X, W, bias, A, a, b, h0 = inputs.contiguous()
-        (T, B, n), K, h = (len(X), *h0.shape), a.shape[1], op.copy(h0)
-        recompute, last_only = options.recompute, options.last_only
-        # Inner steps between two saved states.
-        every = 1 if not recompute else K * _recomputed_steps(T) if last_only else K
-        S = op.states(h, T * K // every)
-        C = op.empty((0 if recompute else T * K, B, n), h)
+        K, h, last_only = a.shape[1], op.copy(h0), options.last_only
+        every = _inner_steps_between_saved_states(inputs, options)
+        (count, *_), shape_of_C = self.saved_shapes(inputs, options)
+        S, C = op.states(h, count - 1), op.empty(shape_of_C, h)
         arguments = ForwardArguments(X, W, bias, A, a, b, h, S, C, options.activation, every)
         op.backend("leaky", h).forward(arguments)
         return h if last_only else S[K // every :: K // every], (S, C)
+
+    def saved_shapes(self, inputs: Inputs, options: Options) -> tuple[tuple[int, ...], ...]:
+        inner, state = inputs.a.numel(), inputs.h0.shape
+        every = _inner_steps_between_saved_states(inputs, options)
+        return (inner // every + 1, *state), (0 if options.recompute else inner, *state)
 
     def gradients(
         self,
@@ -147,11 +152,19 @@ class LeakyRecurrence(Recurrence[Inputs]):
                 dA.addmm_(D_at.view(-1, n).t(), S_at[:-1].view(-1, n))
             if W is not None:
                 _input_gradients(dU_at, X[at], W, dX[at], dW, dbias)
-        return Inputs(dX, dW.t(), dbias, dA, da, db, g)
+        return Inputs(dX, dW.t().contiguous(), dbias, dA, da, db, g)
 
 
 LEAKY = LeakyRecurrence()
+register(LEAKY)
 unsupported = LEAKY.unsupported
+
+
+def _inner_steps_between_saved_states(inputs: Inputs, options: Options) -> int:
+    T, K = inputs.a.shape
+    if not options.recompute:
+        return 1
+    return K * _recomputed_steps(T) if options.last_only else K
 
 
 def _recomputed_steps(T: int) -> int:
