@@ -96,16 +96,13 @@ def _draw_figures(
     for option, value in others.items():
         if value is not None:
             raise ValueError(f"{option} is for tables: leave it out to draw the figures")
-    numbers = integers("--seeds", seeds)
-    if len(numbers) != 1:
-        raise ValueError(f"the figures are drawn with one seed; got --seeds {seeds}")
     figure_files.draw_figures(
         make_console(),
         list(PAPER),
         out=out,
         dataset=dataset or real_windows(),
         epochs=epochs or 25,
-        seed=numbers[0],
+        seeds=integers("--seeds", seeds),
         formats=split_formats(formats),
     )
 
@@ -126,7 +123,12 @@ def figures(
     ] = None,
     epochs: Annotated[int, number("Epochs of each training.")] = 25,
     walks: Annotated[int, number("Toy walks of each class to train on.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, walks and order.")] = 0,
+    seeds: Annotated[
+        str,
+        typer.Option(
+            "--seeds", "--seed", help="Comma-separated seeds; several are drawn as a band."
+        ),
+    ] = "0",
     out: Annotated[Path, typer.Option(help="Folder for the figures and captions.")] = Path(
         "runs/figures"
     ),
@@ -141,7 +143,7 @@ def figures(
             dataset=dataset or real_windows(),
             epochs=epochs,
             walks=walks,
-            seed=seed,
+            seeds=integers("--seeds", seeds),
             formats=split_formats(formats),
         )
 

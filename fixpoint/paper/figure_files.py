@@ -24,7 +24,7 @@ def draw_figures(
     dataset: str = "har2-sample",
     epochs: int = 25,
     walks: int = 2000,
-    seed: int = 0,
+    seeds: Sequence[int] = (0,),
     formats: Sequence[str] = ("png",),
 ) -> list[Path]:
     """Draw figures from fresh short runs, and say what the models behind them reached.
@@ -39,7 +39,7 @@ def draw_figures(
         dataset: the real windows.
         epochs: of each training.
         walks: toy walks of each class to train on.
-        seed: of weights, walks and order.
+        seeds: of weights and order, drawn as a band; the walks are those of the first.
         formats: of the files, of png, pdf and svg; the caption is beside them.
 
     Raises:
@@ -55,11 +55,12 @@ def draw_figures(
     other = _dsa19(console) if "eta" in names and dataset != "dsa19" else None
     out.mkdir(parents=True, exist_ok=True)
     # One half of the walks is for testing.
-    toy = toy_walks(walks=2 * walks, seed=seed)
-    runs = Runs(data, toy, other=other, epochs=epochs, seed=seed)
+    toy = toy_walks(walks=2 * walks, seed=seeds[0])
+    runs = Runs(data, toy, other=other, epochs=epochs, seeds=seeds)
+    band = " Median of the seeds, in a band of their range." if len(seeds) > 1 else ""
     paths = []
     for name in names:
-        about = (FIGURES[name].__doc__ or "").splitlines()[0]
+        about = (FIGURES[name].__doc__ or "").splitlines()[0] + band
         with console.status(f"drawing {name}"):
             files = save_figure(figure(name, runs), out / name, formats, about)
         paths += files

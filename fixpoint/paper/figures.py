@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -51,7 +51,7 @@ class Runs:
             panel out.
         epochs: of every training.
         hidden: units of the models on real data; 10 on the walks, as in the paper.
-        seed: of weights and order.
+        seeds: of weights and order. `toy`, `real` and `second` hold the models of the first.
     """
 
     def __init__(
@@ -62,10 +62,17 @@ class Runs:
         other: Windows | None = None,
         epochs: int = 25,
         hidden: int = 80,
-        seed: int = 0,
+        seeds: Sequence[int] = (0,),
     ) -> None:
         self.data, self.walks, self.other, self.epochs = data, walks, other, epochs
-        self.hidden, self.seed = hidden, seed
+        self.hidden, self.seeds, self.seed = hidden, seeds, seeds[0]
+
+    @cached_property
+    def of_each_seed(self) -> list[Runs]:
+        """These runs, and those of the further seeds."""
+        given = {"other": self.other, "epochs": self.epochs, "hidden": self.hidden}
+        further = [Runs(self.data, self.walks, seeds=(s,), **given) for s in self.seeds[1:]]
+        return [self, *further]
 
     @cached_property
     def toy(self) -> dict[str, tuple[nn.Module, History]]:
@@ -176,7 +183,7 @@ def steps(runs: Runs) -> Figure:
 
 def h1(runs: Runs) -> Figure:
     """H1: parameter change over training on the walks (figure val, a)."""
-    drifts = {name: parameter_drift(history.parameters) for name, (_, history) in runs.toy.items()}
+    drifts = _by_name(runs, lambda run: run.toy, lambda _, h: parameter_drift(h.parameters))
     return plots.figure_of(plots.plot_drift(drifts))
 
 
@@ -185,49 +192,46 @@ def h2(runs: Runs) -> Figure:
     data = runs.toy_walks
     few = evenly_spaced(len(data.x_test), 1000)
     x, y = data.x_test[few], data.y_test[few]
-    return plots.figure_of(
-        plots.plot_discrimination({n: discrimination(m, x, y) for n, (m, _) in runs.toy.items()})
-    )
+    ratios = _by_name(runs, lambda run: run.toy, lambda model, _: discrimination(model, x, y))
+    return plots.figure_of(plots.plot_discrimination(ratios))
 
 
 def h3(runs: Runs) -> Figure:
     """H3: training loss on the walks (figure H3)."""
-    return plots.figure_of(
-        plots.plot_loss({name: history for name, (_, history) in runs.toy.items()})
-    )
+    histories = _by_name(runs, lambda run: run.toy, lambda _, history: history)
+    return plots.figure_of(plots.plot_loss(histories))
 
 
 def convergence(runs: Runs) -> Figure:
     """Training loss of the approaches on real windows (figure acc_vs_epoch_har_2)."""
-    histories = {name: history for name, (_, history) in runs.real.items()}
+    histories = _by_name(runs, lambda run: run.real, lambda _, history: history)
     return plots.figure_of(plots.plot_loss(histories, title=runs.windows.name))
 
 
 def eta(runs: Runs) -> Figure:
     """Learned eta over time with its line, K = 1 and both updates of K = 2 (figure eta)."""
     first = runs.windows.name
-    shown = [("K = 1", first, 0, runs.real["ERNN K=1"][0])]
-    shown += [("K = 1", str(runs.other and runs.other.name), 0, m) for m, _ in runs.second.values()]
-    shown += [(f"k = {k + 1}, K = 2", first, k, runs.real["ERNN K=2"][0]) for k in range(2)]
+    real = _by_name(runs, lambda run: run.real, _eta_of)
+    second = _by_name(runs, lambda run: run.second, _eta_of)
+    shown = [("K = 1", first, 0, real["ERNN K=1"])]
+    shown += [("K = 1", str(runs.other and runs.other.name), 0, etas) for etas in second.values()]
+    shown += [(f"k = {k + 1}, K = 2", first, k, real["ERNN K=2"]) for k in range(2)]
     axes = plots.panels(2, 2) if len(shown) == 4 else plots.panels(1, 3)
-    for one, (title, data, k, model) in zip(axes, shown, strict=True):
-        layer = recurrent_layer(model)
-        assert isinstance(layer, ERNN)
-        plots.plot_eta(learned_eta(layer), one, k=k, title=f"${title}$, {data}")
+    for one, (title, data, k, etas) in zip(axes, shown, strict=True):
+        plots.plot_eta(etas, one, k=k, title=f"${title}$, {data}")
     return plots.figure_of(axes[0])
 
 
 def gradients(runs: Runs) -> Figure:
     """|d loss / d h_t| over time of the models trained on real windows."""
     x, y = runs.windows.x_test[:64], runs.windows.y_test[:64]
-    norms = {}
-    for name, (model, _) in runs.real.items():
-        head = model.head
-        norms[name] = gradient_norms(
-            model,
-            x,
-            lambda h, head=head: F.cross_entropy(head(h), y, reduction="sum"),  # type: ignore[misc]
+
+    def norm(model: Any, _: History) -> Tensor:
+        return gradient_norms(
+            model, x, lambda h: F.cross_entropy(model.head(h), y, reduction="sum")
         )
+
+    norms = _by_name(runs, lambda run: run.real, norm)
     return plots.figure_of(plots.plot_gradient_norms(norms))
 
 
@@ -235,7 +239,8 @@ def condition(runs: Runs) -> Figure:
     """||I + eta f'(h)|| over the training of ERNN with K = 1 and 2 on real windows."""
     axes = plots.panels(1, 2, sharey=True)
     for one, name in zip(axes, ("ERNN K=1", "ERNN K=2"), strict=True):
-        plots.plot_epochs(runs.real[name][1].watched, one)
+        watched = [run.real[name][1].watched for run in runs.of_each_seed]
+        plots.plot_epochs(list(zip(*watched, strict=True)), one)
         plots.add_title(one, name)
     return plots.figure_of(axes[0])
 
@@ -271,8 +276,9 @@ def basin(runs: Runs) -> Figure:
         known = ends.roots
         plots.plot_basins(ends, one)
         solver = make_solver(name, rtol=1e-3)
-        plots.plot_trajectories(trajectories(_two_units, starts, solver), one, name=name)
-        plots.add_title(one, {"picard": "plain iteration", "newton": "Newton"}[name])
+        title = {"picard": "plain iteration", "newton": "Newton"}[name]
+        path = trajectories(_two_units, starts, solver)
+        plots.plot_trajectories(path, one, name=name, title=title)
     return plots.figure_of(axes[0])
 
 
@@ -310,6 +316,21 @@ def figure(name: str, runs: Runs) -> Figure:
     if name not in FIGURES:
         raise ValueError(unknown_name("figure", name, FIGURES))
     return FIGURES[name](runs)
+
+
+def _by_name(
+    runs: Runs,
+    models: Callable[[Runs], Mapping[str, tuple[nn.Module, History]]],
+    measure: Callable[[nn.Module, History], Any],
+) -> dict[str, list[Any]]:
+    """What is measured of each model, by its name, one value for each seed."""
+    found = [models(run) for run in runs.of_each_seed]
+    return {name: [measure(*trained[name]) for trained in found] for name in found[0]}
+
+
+def _eta_of(model: nn.Module, _: History) -> Tensor | None:
+    layer = recurrent_layer(model)
+    return learned_eta(layer) if isinstance(layer, ERNN) else None
 
 
 def _ernn(data: Windows, hidden: int, K: int) -> nn.Module:

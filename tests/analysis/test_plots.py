@@ -94,6 +94,23 @@ def test_the_interval_is_that_of_all_windows_and_left_out_where_one_has_none():
     ]
 
 
+def test_seeds_share_a_panel():
+    """Windows of all seeds together, eta as its median in a band."""
+    seeds = [record(1, eta=eta) for eta in (0.1, 0.2, 0.6)]
+    seeds[0]["contraction"]["after"]["norm"][0][0][0] = 3.0
+    seeds[1]["contraction"]["after"]["upper"][0][0][0] = 0.3
+    figure = plots.contraction_figure([seeds, record(1, label="picard")])
+    top, _, bottom, alone = figure.get_axes()
+    assert top.dataLim.y1 == pytest.approx(3)
+    (used,) = [line for line in bottom.get_lines() if line.get_label() == r"$\eta$ used"]
+    np.testing.assert_allclose(used.get_ydata(), 0.2)
+    feasible, band = (c.get_paths()[0].vertices[:, 1] for c in bottom.collections[::2])
+    assert band.min() == pytest.approx(0.1)
+    assert band.max() == pytest.approx(0.6)
+    assert 0.3 in feasible.round(9)
+    assert len(alone.collections) == len(bottom.collections) - 1
+
+
 def test_a_profile_is_refused_with_the_function_for_it():
     layer = ERNN(9, 4, batch_first=True)
     model = LastStateClassifier(layer, 4, 2)
@@ -289,3 +306,10 @@ def test_ticks_of_a_logarithmic_axis_are_plain_numbers(low, high, shown):
     inside = sorted((t.get_loc(), t.label1.get_text()) for t in ticks if low <= t.get_loc() <= high)
     texts = [text for _, text in inside if text]
     assert texts == shown if shown else "$" in texts[0]
+
+
+def test_the_legend_of_the_updates_covers_no_curve():
+    iterations = torch.arange(20)[:, None].expand(-1, 4) % 7
+    axes = plots.plot_updates(iterations, torch.full((20, 4), int(Result.MAX_ITER)))
+    plots.figure_of(axes).draw_without_rendering()
+    assert not axes.get_legend().get_window_extent().overlaps(axes.get_window_extent())

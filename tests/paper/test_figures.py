@@ -53,6 +53,31 @@ def test_it_has_labels_a_legend_and_the_size_of_a_column(name, runs, tmp_path):
     assert image[..., :3].std() > 0.05
 
 
+@pytest.mark.parametrize("name", [*FAST, "basins"])
+def test_nothing_covers_a_title(name, runs):
+    drawn = figure(name, runs)
+    drawn.draw_without_rendering()
+    for axes in drawn.get_axes():
+        if axes.get_title():
+            legend, title = axes.get_legend().get_window_extent(), axes.title.get_window_extent()
+            assert not legend.overlaps(title)
+
+
+def test_several_seeds_are_a_band_around_their_median(runs):
+    several = Runs(runs.data, runs.walks, other=runs.other, epochs=1, hidden=4, seeds=(0, 1, 2))
+    for name in ("h1", "h2", "h3"):
+        axes = figure(name, several).get_axes()[0]
+        assert len(axes.collections) == len(several.toy) == 2
+    losses = [run.toy["RNN"][1].loss.numpy() for run in several.of_each_seed]
+    assert not np.array_equal(losses[0], losses[1])
+    axes = figure("h3", several).get_axes()[0]
+    np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), np.median(losses, 0))
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert band.min() == pytest.approx(np.min(losses))
+    assert band.max() == pytest.approx(np.max(losses))
+    assert not figure("h3", Runs(walks=runs.walks, epochs=1)).get_axes()[0].collections
+
+
 def test_models_are_trained_once(monkeypatch):
     trained = []
 

@@ -17,6 +17,7 @@ from fixpoint.analysis.plots.style import (
     COLORS,
     add_legend,
     add_title,
+    each_run,
     figure_of,
     legend_below,
     literal,
@@ -30,8 +31,9 @@ INTERVAL, USED = COLORS["orange"], COLORS["green"]
 NORM = r"$\|I + \eta f'(h)\|_2$"
 CONTRACTION_CAPTION = (
     "Above: ||I + eta f'(h)||_2 over time before and after training, median and range of the "
-    "windows; below 1 (dashed) the iteration contracts. Below: eta used, and the interval of eta "
-    "in which it contracts for every window. One column for each model and update."
+    "windows of all seeds; below 1 (dashed) the iteration contracts. Below: eta used, of several "
+    "seeds median and range, and the interval of eta in which it contracts for every window. One "
+    "column for each model and update."
 )
 CONDITION_CAPTION = (
     "From above: ||I + eta f'(h)||_2 over time, median and range of the windows, below 1 (dashed) "
@@ -40,12 +42,16 @@ CONDITION_CAPTION = (
 )
 
 
-def plot_contraction(axes: Axes, before: dict[str, Any], after: dict[str, Any], k: int) -> None:
-    """||I + eta f'(h)||_2 of update k over time: median of the windows, and their range.
+Profiles = dict[str, Any] | list[dict[str, Any]]
+"""A `ContractionProfile` as lists, see `fixpoint.training.run_experiment`; or one for each seed."""
+
+
+def plot_contraction(axes: Axes, before: Profiles, after: Profiles, k: int) -> None:
+    """||I + eta f'(h)||_2 of update k over time: median of all windows and seeds, and their range.
 
     Args:
         axes: where to draw.
-        before, after: a `ContractionProfile` as lists, see `fixpoint.training.execute`.
+        before, after: the profiles.
         k: index of the update.
 
     Raises:
@@ -57,8 +63,7 @@ def plot_contraction(axes: Axes, before: dict[str, Any], after: dict[str, Any], 
         (before, BEFORE, "before training"),
         (after, AFTER, "after training"),
     ):
-        norm = np.array(profile["norm"], dtype=float)[:, k]
-        t = np.array(profile["t"]) + 1
+        t, norm = _steps(profile), _windows(profile, "norm", k)
         axes.plot(t, np.nanmedian(norm, 1), color=color, marker="o", markersize=3, label=name)
         low, high = np.nanmin(norm, 1), np.nanmax(norm, 1)
         axes.fill_between(t, low, high, color=color, alpha=0.2, linewidth=0)
@@ -66,15 +71,15 @@ def plot_contraction(axes: Axes, before: dict[str, Any], after: dict[str, Any], 
     axes.set_ylabel(NORM)
 
 
-def plot_feasible_eta(axes: Axes, after: dict[str, Any], k: int) -> None:
+def plot_feasible_eta(axes: Axes, after: Profiles, k: int) -> None:
     """eta of update k over time, and the interval in which the condition holds in all windows.
 
-    The interval is left out at time steps where some window has none.
+    The interval is left out at time steps where some window has none. Of several seeds the eta is
+    their median, in a band from the smallest to the largest.
     """
-    t = np.array(after["t"]) + 1
-    lower = np.array(after["lower"], dtype=float)[:, k].max(1)
-    upper = np.array(after["upper"], dtype=float)[:, k].min(1)
-    eta = np.array(after["eta"])[:, k]
+    t = _steps(after)
+    lower, upper = _windows(after, "lower", k).max(1), _windows(after, "upper", k).min(1)
+    etas = np.array([np.array(one["eta"])[:, k] for one in each_run(after, dict)])
     good = upper > lower  # False where NaN
     band = "feasible" if good.any() else None
     axes.fill_between(
@@ -87,30 +92,47 @@ def plot_feasible_eta(axes: Axes, after: dict[str, Any], k: int) -> None:
         axes.plot(
             t[~good], np.zeros((~good).sum()), "x", color=INTERVAL, label="no feasible $\\eta$"
         )
-    axes.plot(t, eta, color=USED, marker="s", markersize=2.5, label=r"$\eta$ used")
+    axes.plot(t, np.median(etas, 0), color=USED, marker="s", markersize=2.5, label=r"$\eta$ used")
+    if len(etas) > 1:
+        axes.fill_between(t, etas.min(0), etas.max(0), color=USED, alpha=0.25, linewidth=0)
     axes.axhline(0, color="black", linewidth=0.5)
-    axes.set_ylabel(r"$\eta$")
     axes.set_xlabel("time step $t$")
+    axes.set_ylabel(r"$\eta$")
 
 
-def contraction_figure(records: list[dict[str, Any]]) -> Figure:
-    """One column for each update of each record: the norm above, eta and its interval below.
+def _steps(profiles: Profiles) -> np.ndarray:
+    """The time steps, counted from 1."""
+    return np.array(each_run(profiles, dict)[0]["t"]) + 1
+
+
+def _windows(profiles: Profiles, name: str, k: int) -> np.ndarray:
+    """A figure of update k, (S, windows of all seeds)."""
+    parts = [np.array(one[name], dtype=float)[:, k] for one in each_run(profiles, dict)]
+    return np.concatenate(parts, 1)
+
+
+def contraction_figure(records: list[Profiles]) -> Figure:
+    """One column for each update of each model: the norm above, eta and its interval below.
+
+    Args:
+        records: of each model a record, or those of its seeds.
 
     Raises:
         TypeError: not records of runs, as of `fixpoint.training.run_experiment`.
     """
     if isinstance(records, ContractionProfile):
         raise TypeError("contraction_figure takes records of runs: use plot_profile(profile)")
-    columns = [(r, k) for r in records for k in range(len(r["contraction"]["after"]["eta"][0]))]
+    models = [each_run(record, dict) for record in records]
+    updates = [len(runs[0]["contraction"]["after"]["eta"][0]) for runs in models]
+    columns = [(runs, k, K) for runs, K in zip(models, updates, strict=True) for k in range(K)]
     axes = panels(2, len(columns), height=2.2, sharex=True)
     figure, grid = figure_of(axes[0]), np.array(axes).reshape(2, -1)
-    for (record, k), top, bottom in zip(columns, grid[0], grid[1], strict=True):
-        before, after = record["contraction"]["before"], record["contraction"]["after"]
+    for (runs, k, K), top, bottom in zip(columns, grid[0], grid[1], strict=True):
+        before, after = ([r["contraction"][when] for r in runs] for when in ("before", "after"))
         plot_contraction(top, before, after, k)
         plot_feasible_eta(bottom, after, k)
-        updates = len(after["eta"][0])
-        which = f", k={k + 1}" if updates > 1 else ""
-        add_title(top, f"{literal(record['label'])}{which}")
+        which = f", k={k + 1}" if K > 1 else ""
+        add_title(top, f"{literal(runs[0]['label'])}{which}")
     legend_below(figure, axes, columns=2 * len(columns))
     return figure
 
@@ -213,8 +235,14 @@ def diagnosis_figure(diagnosis: Diagnosis) -> Figure:
     return figure_of(axes[0])
 
 
-def plot_epochs(profiles: Sequence[ContractionProfile], axes: Axes | None = None) -> Axes:
+def plot_epochs(
+    profiles: Sequence[ContractionProfile | Sequence[ContractionProfile]],
+    axes: Axes | None = None,
+) -> Axes:
     """||I + eta f'(h)||_2 over training: all (t, k) and windows of each epoch, 0 = untrained.
+
+    Args:
+        profiles: one an epoch, or those of all seeds, which are drawn together.
 
     Example:
         >>> import torch
@@ -225,7 +253,13 @@ def plot_epochs(profiles: Sequence[ContractionProfile], axes: Axes | None = None
         'epoch'
     """
     axes = panel(axes)
-    values = np.stack([profile.norm.double().flatten().numpy() for profile in profiles], 1)
+    values = np.stack(
+        [
+            np.concatenate([one.norm.double().flatten().numpy() for one in seeds])
+            for seeds in (each_run(profile, ContractionProfile) for profile in profiles)
+        ],
+        1,
+    )
     low, middle, high = np.nanquantile(values, [0.05, 0.5, 0.95], axis=0)
     epochs = np.arange(len(profiles))
     axes.plot(epochs, middle, color=AFTER, marker="o", markersize=2.5, label="median")

@@ -175,12 +175,15 @@ def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
     return axes
 
 
-def plot_trajectories(path: Tensor, axes: Axes | None = None, *, name: str = "picard") -> Axes:
+def plot_trajectories(
+    path: Tensor, axes: Axes | None = None, *, name: str = "picard", title: str | None = None
+) -> Axes:
     """The iterates of a solver in the plane, from each start (dot).
 
     Args:
         path: (n + 1, B, 2), see `trajectories`.
         name: of the solver, for color and legend.
+        title: of the legend, which lies above the axes, where a title of the axes would be.
 
     Example:
         >>> import torch
@@ -199,5 +202,5 @@ def plot_trajectories(path: Tensor, axes: Axes | None = None, *, name: str = "pi
             *path[0, row].tolist(), "o", color=style["color"], markersize=4, markeredgecolor="white"
         )
     axes.set(xlabel="$z_1$", ylabel="$z_2$")
-    add_legend(axes, columns=3)
+    add_legend(axes, title=title, columns=2)
     return axes

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import logging
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, FuncFormatter
@@ -144,6 +146,25 @@ def add_legend(axes: Axes, *, title: str | None = None, columns: int = 1, **opti
         framealpha=0.7,
         **options,
     )
+
+
+def plot_runs(axes: Axes, x: Any, runs: Sequence[Any], *, method: str) -> None:
+    """The curve of a method: of its runs the median, in a band from the smallest to the largest.
+
+    Args:
+        x: where each value lies.
+        runs: one curve for each seed.
+    """
+    values, style = np.array([np.asarray(y, dtype=float) for y in runs]), style_of(method)
+    axes.plot(x, np.median(values, 0), markevery=max(1, len(x) // 10), **style)
+    if len(values) > 1:
+        low, high = values.min(0), values.max(0)
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def each_run(value: Any, kind: type | tuple[type, ...]) -> list[Any]:
+    """One run as a list of one, several as they are."""
+    return [value] if isinstance(value, kind) else list(value)
 
 
 def log_y(axes: Axes) -> None:

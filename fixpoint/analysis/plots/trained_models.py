@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -14,19 +15,23 @@ from fixpoint.analysis.plots.style import (
     COLORS,
     add_legend,
     cross_out,
+    each_run,
     figure_of,
     log_y,
     panel,
     panels,
-    style_of,
+    plot_runs,
 )
 from fixpoint.analysis.training_history import History, ParameterDrift
 
 
 def plot_drift(
-    drifts: Mapping[str, ParameterDrift], axes: Axes | None = None, *, change: bool = False
+    drifts: Mapping[str, ParameterDrift | Sequence[ParameterDrift]],
+    axes: Axes | None = None,
+    *,
+    change: bool = False,
 ) -> Axes:
-    """Distance of the model after each epoch from the last, by model.
+    """Distance of the model after each epoch from the last, by model; a band over several runs.
 
     Args:
         change: the distance from the epoch before instead.
@@ -42,9 +47,10 @@ def plot_drift(
         'epoch'
     """
     axes = panel(axes)
-    for name, drift in drifts.items():
-        y = drift.change if change else drift.to_last[1:]
-        axes.plot(np.arange(1, len(y) + 1), y, markevery=max(1, len(y) // 10), **style_of(name))
+    for name, given in drifts.items():
+        runs = each_run(given, ParameterDrift)
+        curves = [drift.change if change else drift.to_last[1:] for drift in runs]
+        plot_runs(axes, np.arange(1, len(curves[0]) + 1), curves, method=name)
     other = r"\theta_{\mathrm{before}}" if change else r"\theta_{\mathrm{last}}"
     axes.set(xlabel="epoch", ylabel=rf"parameter change $|\theta - {other}|$")
     _from_zero(axes)
@@ -52,11 +58,13 @@ def plot_drift(
     return axes
 
 
-def plot_discrimination(ratios: Mapping[str, Tensor], axes: Axes | None = None) -> Axes:
+def plot_discrimination(
+    ratios: Mapping[str, Tensor | Sequence[Tensor]], axes: Axes | None = None
+) -> Axes:
     """Intra-class over inter-class distance of the states over time, by model.
 
     Args:
-        ratios: (T,) each, see `discrimination`.
+        ratios: (T,) each, see `discrimination`; several runs of a model are drawn as a band.
 
     Source: H2 of Zhang et al. (2019), figure val (b).
 
@@ -67,9 +75,9 @@ def plot_discrimination(ratios: Mapping[str, Tensor], axes: Axes | None = None) 
         'time step $t$'
     """
     axes = panel(axes)
-    for name, ratio in ratios.items():
-        t = np.arange(1, len(ratio) + 1)
-        axes.plot(t, ratio, markevery=max(1, len(t) // 10), **style_of(name))
+    for name, given in ratios.items():
+        runs = each_run(given, Tensor)
+        plot_runs(axes, np.arange(1, len(runs[0]) + 1), runs, method=name)
     axes.set(xlabel="time step $t$", ylabel="intra / inter-class distance")
     _from_zero(axes)
     add_legend(axes, columns=max(2, _columns(ratios)))  # above: the curves cross the panel
@@ -77,13 +85,13 @@ def plot_discrimination(ratios: Mapping[str, Tensor], axes: Axes | None = None) 
 
 
 def plot_loss(
-    histories: Mapping[str, History],
+    histories: Mapping[str, History | Sequence[History]],
     axes: Axes | None = None,
     *,
     accuracy: bool = False,
     title: str | None = None,
 ) -> Axes:
-    """Training loss over epochs, by model; epoch 0 is untrained.
+    """Training loss over epochs, by model; epoch 0 is untrained. A band over several runs.
 
     Args:
         accuracy: test accuracy in percent instead.
@@ -101,11 +109,12 @@ def plot_loss(
         'log'
     """
     axes = panel(axes)
-    for name, history in histories.items():
-        y = history.accuracy if accuracy else history.loss
-        if y is None:
+    for name, given in histories.items():
+        runs = each_run(given, History)
+        if accuracy and any(history.accuracy is None for history in runs):
             raise ValueError(f"the history of {name} has no accuracy: record it with test=(x, y)")
-        axes.plot(np.arange(len(y)), y, markevery=max(1, len(y) // 10), **style_of(name))
+        curves = [history.accuracy if accuracy else history.loss for history in runs]
+        plot_runs(axes, np.arange(len(runs[0].loss)), curves, method=name)
     axes.set(xlabel="epoch", ylabel="test accuracy (%)" if accuracy else "training loss (nats)")
     if not accuracy:
         log_y(axes)
@@ -114,12 +123,16 @@ def plot_loss(
 
 
 def plot_eta(
-    eta: Tensor, axes: Axes | None = None, *, k: int = 0, title: str | None = None
+    eta: Tensor | Sequence[Tensor],
+    axes: Axes | None = None,
+    *,
+    k: int = 0,
+    title: str | None = None,
 ) -> Axes:
     """Learned eta of update k over time, with the least-squares line; negative ones crossed.
 
     Args:
-        eta: (T, K), see `learned_eta`.
+        eta: (T, K), see `learned_eta`; of several runs the median is drawn, and their range.
         k: which update, from 0.
         title: of the legend.
 
@@ -132,12 +145,16 @@ def plot_eta(
         '$\\\\eta_t$'
     """
     axes = panel(axes)
-    values = eta[:, k].double().numpy()
+    runs = np.array([one[:, k].double().numpy() for one in each_run(eta, Tensor)])
+    values = np.median(runs, 0)
     t = np.arange(1, len(values) + 1)
     negative = values < 0
     axes.plot(t[~negative], values[~negative], "o", color=COLORS["blue"], markersize=2.5)
     cross_out(axes, t[negative], values[negative], label=r"$\eta_t < 0$")
-    slope, intercept = least_squares_line(eta)[k].tolist()
+    if len(runs) > 1:
+        low, high = runs.min(0), runs.max(0)
+        axes.fill_between(t, low, high, color=COLORS["blue"], alpha=0.2, linewidth=0)
+    slope, intercept = least_squares_line(torch.from_numpy(values)[:, None])[0].tolist()
     sign = "+" if slope >= 0 else "-"
     axes.plot(
         t,
@@ -172,11 +189,13 @@ def eta_figure(eta: Tensor) -> Figure:
     return figure_of(axes[0])
 
 
-def plot_gradient_norms(norms: Mapping[str, Tensor], axes: Axes | None = None) -> Axes:
+def plot_gradient_norms(
+    norms: Mapping[str, Tensor | Sequence[Tensor]], axes: Axes | None = None
+) -> Axes:
     """|d loss / d h_t| over |d loss / d h_T|: median of the samples, by model.
 
     Args:
-        norms: (T, B) each, see `gradient_norms`.
+        norms: (T, B) each, see `gradient_norms`; several runs of a model are drawn as a band.
 
     Source: Pascanu, Mikolov, Bengio (2013); Zhang et al. (2019), "Vanishing and exploding
         gradients".
@@ -188,11 +207,10 @@ def plot_gradient_norms(norms: Mapping[str, Tensor], axes: Axes | None = None) -
         'log'
     """
     axes = panel(axes)
-    for name, norm in norms.items():
+    for name, given in norms.items():
         # A sample whose own loss has no gradient has no ratio.
-        ratio = (norm / norm[-1]).nanmedian(1)[0]
-        t = np.arange(1, len(ratio) + 1)
-        axes.plot(t, ratio, markevery=max(1, len(t) // 10), **style_of(name))
+        ratios = [(norm / norm[-1]).nanmedian(1)[0] for norm in each_run(given, Tensor)]
+        plot_runs(axes, np.arange(1, len(ratios[0]) + 1), ratios, method=name)
     axes.axhline(1, color="black", linewidth=0.5)
     log_y(axes)
     axes.set_xlabel("time step $t$")

@@ -38,5 +38,5 @@ def plot_updates(iterations: Tensor, result: Tensor, axes: Axes | None = None) -
     axes.set(xlabel="time step $t$", ylabel="updates of a solve")
     axes.set_ylim(0, 1.08 * max(1, high.max()))  # room for the crosses
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    add_legend(axes)
+    add_legend(axes, columns=2)  # above: the median crosses the panel
     return axes

@@ -18,7 +18,7 @@ from fixpoint.training.engine.run_data import preparer
 from fixpoint.training.experiment import build_model, make_fabric
 from fixpoint.training.recipe.names import run_label
 from fixpoint.training.recipe.schema import Recipe
-from fixpoint.training.results.aggregate import by_dataset
+from fixpoint.training.results.aggregate import by_dataset, groups
 from fixpoint.training.results.html_report import render
 from fixpoint.training.results.store import Record, Records, open_records
 from fixpoint.training.results.table import comparison_table
@@ -130,12 +130,12 @@ def _buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
 
 
 def _draw(records: list[Record], out: Path, formats: Sequence[str]) -> list[Path]:
-    """One panel for each solver: of several backwards and seeds the first."""
+    """One panel for each solver with all its seeds: of several backwards the first."""
     from fixpoint.analysis import plots
 
-    shown: dict[str, Record] = {}
-    for record in records:
-        shown.setdefault(run_label(record["run"]), record)
+    shown: dict[str, list[Record]] = {}
+    for seeds in groups(records):
+        shown.setdefault(run_label(seeds[0]["run"]), seeds)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         figure = plots.contraction_figure(list(shown.values()))

@@ -105,16 +105,22 @@ def _by_time(lines: list[Line], metric: str) -> list[Curve]:
 
 
 def _over_time(lines: list[Line], name: str) -> list[Curve]:
-    """A curve for each update of the first seed; of several windows their median."""
+    """A curve for each update: mean over the seeds and range, of several windows the median."""
     curves = []
     for line in lines:
-        after = line.records[0]["contraction"]["after"]
-        t = [step + 1 for step in after["t"]]
-        for k in range(len(after["eta"][0])):
-            at_k = [row[k] for row in after[name]]
-            y = [_median(v) if isinstance(v, list) else v for v in at_k]
-            curves.append(Curve(line.number, t, y))
+        seeds = [r["contraction"]["after"] for r in line.records if r["contraction"]]
+        t = [step + 1 for step in seeds[0]["t"]]
+        for k in range(len(seeds[0]["eta"][0])):
+            at_k = [[_of_windows(row[k]) for row in after[name]] for after in seeds]
+            steps = list(zip(*at_k, strict=True))
+            y = [statistics.fmean(v) for v in steps]
+            low, high = ([end(v) for v in steps] for end in (min, max))
+            curves.append(Curve(line.number, t, y, low, high))
     return curves
+
+
+def _of_windows(value: float | list[float | None]) -> float:
+    return _median(value) if isinstance(value, list) else value
 
 
 def _median(values: list[float | None]) -> float:

@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -15,6 +16,7 @@ from fixpoint.cli.app import app
 from fixpoint.training import Recipe, run_experiment
 from fixpoint.training.engine.model_factory import resolve
 from fixpoint.training.results.html_report import render, write_report
+from fixpoint.training.results.report_charts import Line, _over_time
 from fixpoint.training.results.store import Records
 
 
@@ -121,6 +123,19 @@ def test_how_it_was_run(page, records):
     for name in ("lr", "batch_size", "cell", "solver"):
         assert f"<dt>{name}</dt>" in page
     assert "seeds 0, 1" in page
+
+
+def test_curves_over_time_are_those_of_all_seeds(records):
+    lines = [Line(0, "a", "", records[:2])]
+    for name in ("norm", "eta"):
+        (curve,) = _over_time(lines, name)
+        each = [
+            [np.median(step[0]) for step in record["contraction"]["after"][name]]
+            for record in records[:2]
+        ]
+        assert each[0] != each[1]
+        np.testing.assert_allclose(curve.y, np.mean(each, 0))
+        np.testing.assert_allclose([curve.low, curve.high], [np.min(each, 0), np.max(each, 0)])
 
 
 def test_what_is_common_is_said_once(records):
