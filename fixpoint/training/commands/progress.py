@@ -23,7 +23,7 @@ from fixpoint.training.engine.fit import Epoch
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.results.aggregate import mean_and_sd
 
-COMPILED = ("ernn", "fastrnn", "fastgrnn", "ugrnn")
+COMPILED = ("ernn", "fastrnn", "fastgrnn", "ugrnn", "spectralrnn")
 """Models whose recurrence numba compiles in the first batch, unless its cache has it."""
 
 
