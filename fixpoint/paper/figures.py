@@ -70,9 +70,18 @@ class Runs:
     @cached_property
     def of_each_seed(self) -> list[Runs]:
         """These runs, and those of the further seeds."""
-        given = {"other": self.other, "epochs": self.epochs, "hidden": self.hidden}
-        further = [Runs(self.data, self.walks, seeds=(s,), **given) for s in self.seeds[1:]]
-        return [self, *further]
+
+        def at(seed: int) -> Runs:
+            return Runs(
+                self.data,
+                self.walks,
+                other=self.other,
+                epochs=self.epochs,
+                hidden=self.hidden,
+                seeds=(seed,),
+            )
+
+        return [self, *map(at, self.seeds[1:])]
 
     @cached_property
     def toy(self) -> dict[str, tuple[nn.Module, History]]:
