@@ -9,15 +9,16 @@ import typer
 
 from fixpoint.cli.errors import one_message
 from fixpoint.cli.options import (
+    Cluster,
     Formats,
     Jobs,
     Plugins,
     Settings,
-    cores,
     integers,
     keys_of,
     make_console,
     override,
+    parallel_runs,
     recipe_options,
     split,
     split_formats,
@@ -73,6 +74,7 @@ def compare(
     ] = Path("runs/compare"),
     formats: Formats = "png",
     jobs: Jobs = None,
+    cluster: Cluster = None,
     flags: dict[str, Any],
 ) -> None:
     """Train models with each solver and backward; compare accuracy, time and convergence.
@@ -95,6 +97,7 @@ def compare(
             make_console(),
             runs,
             out=out,
-            jobs=jobs or cores(base.machine.device),
+            jobs=parallel_runs(jobs, cluster, base.machine.device),
+            cluster=cluster,
             formats=split_formats(formats),
         )

@@ -59,6 +59,14 @@ Jobs = Annotated[
         parser=count, metavar="N", help="Runs at a time, one thread each.", show_default="cores"
     ),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Run on the workers of a dask.distributed scheduler, as tcp://HOST:8786.",
+        show_default="this machine",
+    ),
+]
 Formats = Annotated[
     str, typer.Option("--format", help="Formats of the figures by comma: png, pdf, svg.")
 ]
@@ -140,6 +148,17 @@ def plugin_place(text: str) -> str:
     return str(Path(text).expanduser().absolute()) if text.endswith(".py") else text
 
 
+def parallel_runs(jobs: int | None, cluster: str | None, device: str) -> int:
+    """Runs at a time on this machine.
+
+    Raises:
+        ValueError: both are given.
+    """
+    if jobs and cluster:
+        raise ValueError("--jobs is for this machine; with --cluster each worker has one run")
+    return jobs or cores(device)
+
+
 def cores(device: str) -> int:
     return 1 if device != "cpu" else os.cpu_count() or 1
 
@@ -175,3 +194,24 @@ def integers(option: str, text: str) -> list[int]:
     if not all(0 <= number < 2**63 for number in numbers):
         raise ValueError(f"{option} takes numbers from 0 to 2^63 - 1; got {text!r}")
     return numbers
+
+
+MOST_SEEDS = 100
+
+
+def seeds_or_count(option: str, text: str) -> list[int]:
+    """Seeds by comma, or how many of them, from 0: "5" is 0 to 4, "5," the seed 5, "0" the seed 0.
+
+    Raises:
+        ValueError: not whole numbers, or more than 100 seeds.
+    """
+    numbers = integers(option, text)
+    if "," in text or len(numbers) != 1 or numbers == [0]:
+        return numbers
+    (count,) = numbers
+    if count > MOST_SEEDS:
+        raise ValueError(
+            f"{option} {count} asks for {count} seeds, at most {MOST_SEEDS}: for that one seed "
+            f"write {option} {count},"
+        )
+    return list(range(count))

@@ -10,13 +10,15 @@ import typer
 
 from fixpoint.cli.errors import one_message
 from fixpoint.cli.options import (
+    Cluster,
     Formats,
     Jobs,
     Settings,
-    cores,
     integers,
     make_console,
     number,
+    parallel_runs,
+    seeds_or_count,
     split,
     split_formats,
 )
@@ -40,7 +42,10 @@ def reproduce(
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(help="Comma-separated seeds.", show_default="0,1,2,3,4; figures: 0"),
+        typer.Option(
+            help="How many seeds, from 0, or comma-separated ones.",
+            show_default="0,1,2,3,4; figures: 0",
+        ),
     ] = None,
     epochs: Annotated[int | None, number("Epochs, for a first look.")] = None,
     protocol: Annotated[
@@ -57,6 +62,7 @@ def reproduce(
     ] = Path("runs/reproduce"),
     formats: Formats = "png",
     jobs: Jobs = None,
+    cluster: Cluster = None,
 ) -> None:
     """Run the recipes of a table of the paper, and print ours beside the paper's numbers.
 
@@ -66,6 +72,7 @@ def reproduce(
     with one_message("Stopped; finished epochs are kept, the same command continues."):
         if target == "figures":
             others = {"--models": models, "--set": settings, "--jobs": jobs, "--protocol": protocol}
+            others["--cluster"] = cluster
             others["--device"] = None if device == "cpu" else device
             _draw_figures(dataset, seeds or "0", epochs, out, formats, others)
             return
@@ -75,10 +82,11 @@ def reproduce(
             make_console(),
             target,
             out=out,
-            jobs=jobs or cores(device),
+            jobs=parallel_runs(jobs, cluster, device),
+            cluster=cluster,
             datasets=None if dataset is None else split(dataset),
             models=None if models is None else split(models),
-            seeds=integers("--seeds", seeds or "0,1,2,3,4"),
+            seeds=seeds_or_count("--seeds", seeds or "5"),
             protocol=protocol,
             changes=changes,
         )

@@ -30,6 +30,7 @@ def reproduce_table(
     *,
     out: Path,
     jobs: int,
+    cluster: str | None = None,
     datasets: list[str] | None,
     models: list[str] | None,
     seeds: list[int],
@@ -46,6 +47,7 @@ def reproduce_table(
         target: a name in `TABLES`.
         out: folder of `runs.jsonl`, `report.html` and the checkpoints.
         jobs: runs at a time.
+        cluster: address of a scheduler whose workers take the runs; see `run_on_cluster`.
         datasets, models: take only these; None takes all.
         seeds: a run each.
         protocol: "paper" takes the recipe by the paper's protocol where the row has another.
@@ -70,7 +72,7 @@ def reproduce_table(
         for seed in seeds
     }
     records = open_records(out)
-    done = run_missing(console, list(runs.values()), records, out=out, jobs=jobs)
+    done = run_missing(console, list(runs.values()), records, out=out, jobs=jobs, cluster=cluster)
     by_key = {record["key"]: record for record in done}
     rows = [row for row in TABLES[target] if row.recipe in recipes]
     ours = {

@@ -8,6 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fixpoint.cli.app import app
+from fixpoint.cli.options import seeds_or_count
 from fixpoint.paper.table_runs import beside_table, paper_recipe
 from fixpoint.paper.tables import TABLES
 from fixpoint.training import Recipe, load_recipe
@@ -118,6 +119,7 @@ def test_the_recipe_of_the_papers_protocol():
         (["table4", "--models", "lsmt"], "unknown model of this table 'lsmt'.*mean 'lstm'"),
         (["table4", "--set", "lrr=1"], "unknown key 'lrr'"),
         (["table4", "--seeds", "x"], "--seeds takes whole numbers"),
+        (["table4", "--seeds", "101"], "--seeds 101 asks for 101 seeds, at most 100"),
         (["table4", "--models", "lstm"], "no row can be run: har.npz was expected in"),
         (["figures", "--models", "lstm"], "--models is for tables: leave it out to draw the fig"),
         (["figures", "--set", "lr=1"], "--set is for tables"),
@@ -133,3 +135,11 @@ def test_what_is_wrong_gets_one_line(tmp_path, arguments, message):
     (line,) = result.stderr.splitlines()
     assert re.search(message, line), line
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("5", [0, 1, 2, 3, 4]), ("1", [0]), ("0", [0]), ("7,", [7]), ("3,1", [3, 1]), ("", [])],
+)
+def test_seeds_are_counted_or_listed(text, seeds):
+    assert seeds_or_count("--seeds", text) == seeds

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fixpoint.training.commands.cluster import run_on_cluster
 from fixpoint.training.commands.console import say
 from fixpoint.training.commands.progress import RunProgress, run_name
 from fixpoint.training.commands.save_figure import save_figure
-from fixpoint.training.commands.workers import run_all
+from fixpoint.training.commands.workers import Started, run_all
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.engine.fit import Epoch
 from fixpoint.training.engine.run_data import preparer
@@ -31,6 +32,7 @@ def run_comparison(
     *,
     out: Path,
     jobs: int,
+    cluster: str | None = None,
     formats: Sequence[str] = ("png",),
 ) -> list[Record]:
     """Run what is not finished yet and show everything.
@@ -43,6 +45,7 @@ def run_comparison(
         runs: see `make_grid`.
         out: folder of `runs.jsonl`, `report.html`, `contraction.png` and the checkpoints.
         jobs: runs at a time.
+        cluster: address of a scheduler whose workers take the runs; see `run_on_cluster`.
         formats: of the figure, of png, pdf and svg.
 
     Raises:
@@ -51,14 +54,15 @@ def run_comparison(
     """
     if not runs:
         raise ValueError("no run to make: give at least one of --solvers and of --seeds")
-    make_fabric(runs[0].machine)
+    if cluster is None:
+        make_fabric(runs[0].machine)
     if runs[0].machine.devices > 1:
         raise ValueError(
             "fixpoint compare takes one device a run: use --jobs for several at a time"
         )
     runs = _buildable(console, runs)
     records = open_records(out)
-    done = run_missing(console, runs, records, out=out, jobs=jobs)
+    done = run_missing(console, runs, records, out=out, jobs=jobs, cluster=cluster)
     show(console, done, out, formats)
     if len(done) < len(runs):
         raise ValueError(f"{len(runs) - len(done)} of {len(runs)} runs failed, see above")
@@ -66,7 +70,13 @@ def run_comparison(
 
 
 def run_missing(
-    console: Console, runs: list[Recipe], records: Records, *, out: Path, jobs: int
+    console: Console,
+    runs: list[Recipe],
+    records: Records,
+    *,
+    out: Path,
+    jobs: int,
+    cluster: str | None = None,
 ) -> list[Record]:
     """The records of those runs that were finished, after running what is not in `records`."""
     todo = [run for run in runs if run.key not in records.by_key]
@@ -74,8 +84,11 @@ def run_missing(
         say(console, f"{len(runs) - len(todo)} of {len(runs)} runs are already in {records.path}")
     if todo:
         with RunProgress(console, todo) as progress:
-            for run, event in run_all(todo, jobs, out):
-                if isinstance(event, Epoch):
+            events = run_on_cluster(todo, cluster, out) if cluster else run_all(todo, jobs, out)
+            for run, event in events:
+                if isinstance(event, Started):
+                    progress.begin(run, event.where)
+                elif isinstance(event, Epoch):
                     progress.advance(run, event)
                 elif isinstance(event, dict):
                     records.append(event)

@@ -54,6 +54,14 @@ class RunProgress:
         if self.bars:
             self.bars.stop()
 
+    def begin(self, run: Recipe, where: str) -> None:
+        """The run starts there, or starts again; its epochs so far will be counted anew."""
+        again, self.done[run] = self.done[run], 0
+        if self.bars:
+            self.bars.update(self.tasks[run], completed=0, note=where)
+        elif again:
+            say(self.console, f"{run_name(run)}: its worker was lost; taken over by {where}")
+
     def advance(self, run: Recipe, epoch: Epoch) -> None:
         """One more epoch is done."""
         self.done[run] += 1

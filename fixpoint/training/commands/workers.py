@@ -20,7 +20,14 @@ from fixpoint.training.commands.single_run import train_recipe
 from fixpoint.training.engine.fit import Epoch
 from fixpoint.training.recipe.schema import Recipe
 
-Outcome = Epoch | dict[str, Any] | str
+
+class Started(NamedTuple):
+    """A run has started, or starts again, on a worker of a cluster."""
+
+    where: str
+
+
+Outcome = Started | Epoch | dict[str, Any] | str
 """What comes of a run: epochs, at last its record, or the text of its error."""
 
 
@@ -141,10 +148,15 @@ def _outcome(run: Recipe, out: Path | None, report: Callable[[Epoch], None]) -> 
         return train_recipe(run, out, report)
     except ConnectionError:
         os._exit(1)  # the parent has ended
-    except OSError as error:  # says what to do
-        return error.strerror or str(error)
-    except MemoryError as error:
-        return str(error)
+    except (OSError, MemoryError) as error:
+        return reason(error)
     except Exception as error:
         traceback.print_exc()
-        return f"{type(error).__name__}: {error}"
+        return reason(error)
+
+
+def reason(error: Exception) -> str:
+    """The text of an error; of those that say what to do without its type."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,134 @@
+"""Runs on a real scheduler and two real workers, one of them killed while it trains."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from fixpoint.cli.app import app
+from fixpoint.training import Recipe
+from fixpoint.training.commands.cluster import run_on_cluster
+from fixpoint.training.commands.cluster_worker import train_where_shared
+from fixpoint.training.commands.single_run import train_recipe
+from fixpoint.training.commands.workers import Started
+from fixpoint.training.engine.fit import Epoch
+
+distributed = pytest.importorskip("distributed")
+
+RUNS = [
+    Recipe().changed(model="rnn", hidden=3, epochs=10),
+    Recipe().changed(model="rnn", hidden=3, epochs=10, seed=1),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Address of a scheduler, and the process of each of its two workers by address."""
+    folder = tmp_path_factory.mktemp("cluster")
+    environment = os.environ | {"FIXPOINT_DATA": str(folder), "OMP_NUM_THREADS": "1"}
+
+    def start(name, *command):
+        command = [sys.executable, "-m", "dask", *command]
+        with (folder / f"{name}.log").open("w") as log:
+            return subprocess.Popen(command, stderr=log, stdout=log, cwd=folder, env=environment)
+
+    def found(name, pattern):
+        while not (match := re.search(pattern, (folder / f"{name}.log").read_text())):
+            assert all(process.poll() is None for process in processes)
+            time.sleep(0.05)
+        return match[1]
+
+    local = ("--host", "127.0.0.1", "--no-dashboard")
+    processes = [start("scheduler", "scheduler", "--port", "0", *local)]
+    try:
+        address = found("scheduler", r"Scheduler at: +(tcp://\S+)")
+        one = ("worker", address, "--no-nanny", "--nthreads", "1", *local)
+        processes += [start(name, *one) for name in ("a", "b")]
+        places = [found(name, r"Start worker at: +(tcp://\S+)") for name in ("a", "b")]
+        yield address, dict(zip(places, processes[1:], strict=True))
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+
+
+@pytest.mark.slow
+def test_another_worker_continues_the_run_of_one_that_was_killed(cluster, tmp_path):
+    address, workers = cluster
+    where, epochs, records, killed = {}, {run: [] for run in RUNS}, {}, None
+    (tmp_path / "out").mkdir()
+    for run, event in run_on_cluster(RUNS, address, tmp_path / "out"):
+        if isinstance(event, Started):
+            where[run] = event.where.split()[-1]
+            if run == killed:
+                before, epochs[run] = epochs[run], []
+        elif isinstance(event, Epoch):
+            epochs[run].append(event)
+            if killed is None and event.number == 2:
+                killed = run
+                workers.pop(where[run]).kill()
+        else:
+            records[run] = event
+    assert killed is not None
+    assert set(where.values()) == set(workers)
+    assert before == epochs[killed][: len(before)]  # their times too: none of them was run again
+    for run in RUNS:
+        assert [epoch.number for epoch in epochs[run]] == list(range(1, 11))
+        assert records[run]["key"] == run.key
+    whole = train_recipe(killed, tmp_path / "here")
+    same = ("accuracy_last", "loss", "threads", "recipe")
+    assert {name: records[killed][name] for name in same} == {name: whole[name] for name in same}
+
+    # The command: what is finished is skipped, a run that fails is named, all else goes on.
+    options = ["compare", "--cluster", address, "--out", str(tmp_path / "out"), "--models", "rnn"]
+    options += ["--hidden", "3", "--epochs", "2", "--seeds", "0,1"]
+    first = CliRunner().invoke(app, options)
+    assert first.exit_code == 0, first.output
+    assert "har2-sample: RNN, seed 1: epoch 2 of 2" in first.output
+    again = CliRunner().invoke(app, options)
+    assert "2 of 2 runs are already in" in again.output
+    assert not list((tmp_path / "out").glob(".fixpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--cluster", "tcp://127.0.0.1:1"], "no scheduler answers at tcp://127.0.0.1:1"),
+        (["--cluster", "nowhere:-1"], "no scheduler answers at nowhere:-1"),
+        (["--cluster", "tcp://127.0.0.1:1", "--jobs", "2"], "--jobs is for this machine"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path, monkeypatch, options, message):
+    monkeypatch.setattr("fixpoint.training.commands.cluster.TIMEOUT", 0.2)
+    result = CliRunner().invoke(app, ["compare", "--out", str(tmp_path), *options])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+@pytest.mark.slow
+def test_data_that_no_worker_has_are_named(cluster, tmp_path, monkeypatch):
+    """The workers' FIXPOINT_DATA is empty."""
+    monkeypatch.setattr("fixpoint.training.commands.cluster.content_digest", lambda name: "0")
+    with pytest.raises(
+        ValueError, match=r"no worker has the data har2 \(.*: .*fixpoint data fetch"
+    ):
+        list(run_on_cluster([Recipe().changed(dataset="har2")], cluster[0], tmp_path))
+    with pytest.raises(ValueError, match="its har2-sample differs from that of this machine"):
+        list(run_on_cluster(RUNS, cluster[0], tmp_path))
+
+
+def test_the_files_of_a_run_come_along_where_no_folder_is_shared(tmp_path):
+    recipe = Recipe().changed(model="rnn", hidden=2, epochs=1)
+    record, files = train_where_shared(recipe, tmp_path / "marker", lambda epoch: None)
+    assert record["key"] == recipe.key
+    assert {"recipe.toml", "epoch-0001/model.safetensors"} <= set(files)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "marker").touch()
+    record, files = train_where_shared(recipe, tmp_path / "marker", lambda epoch: None)
+    assert files == {}
+    assert (tmp_path / recipe.key / "epoch-0001").is_dir()
