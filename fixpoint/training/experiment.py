@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
@@ -57,8 +59,9 @@ def make_fabric(machine: Machine) -> Fabric:
     """What runs on the machine that a recipe describes.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: there is no such device, or torchrun started another number of processes.
     """
+    devices, machines = _layout(machine)
     if machine.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a CUDA device and a CUDA build of torch: use cpu")
     if machine.device == "mps" and not torch.backends.mps.is_available():
@@ -67,17 +70,31 @@ def make_fabric(machine: Machine) -> Fabric:
         raise ValueError(
             f"--precision {machine.precision} needs a GPU: use bf16-mixed or 32-true on the cpu"
         )
-    if machine.device == "cuda" and machine.devices > torch.cuda.device_count():
+    if machine.device == "cuda" and devices > torch.cuda.device_count():
         raise ValueError(
-            f"--devices {machine.devices} was asked for; this machine has "
+            f"--devices {devices} was asked for; this machine has "
             f"{torch.cuda.device_count()} CUDA devices"
         )
     return Fabric(
         accelerator=machine.device,
-        devices=machine.devices,
+        devices=devices,
+        num_nodes=machines,
         strategy="ddp" if machine.devices > 1 else "auto",
         precision=machine.precision,
     )
+
+
+def _layout(machine: Machine) -> tuple[int, int]:
+    """Devices of each machine, and machines: as torchrun has started the processes, if it has."""
+    available = torch.distributed.is_available()
+    if not available or not torch.distributed.is_torchelastic_launched():
+        return machine.devices, 1
+    total, here = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if machine.devices != total:
+        raise ValueError(
+            f"torchrun started {total} processes, on all machines together: give --devices {total}"
+        )
+    return here, total // here
 
 
 def run_experiment(

@@ -18,7 +18,7 @@ from fixpoint.cli.app import app
 from fixpoint.data import load_dataset, validation_split
 from fixpoint.training import Recipe, build_model, fit, make_task, prepare
 from fixpoint.training.commands.single_run import train_recipe
-from fixpoint.training.experiment import run_experiment, tuned
+from fixpoint.training.experiment import make_fabric, run_experiment, tuned
 
 
 def train(data, recipe):
@@ -280,38 +280,43 @@ def test_precision(tmp_path, precision):
     assert dtypes == {torch.float64 if precision == "64-true" else torch.float32}
 
 
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-def test_two_processes_equal_one(tmp_path):
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["alone", "torchrun"])
+def test_two_processes_equal_one(tmp_path, launcher):
     """756 windows in batches of 125: the last batch has 6, three a process, then an odd one."""
     options = ["--precision", "64-true", "--set", "label_smoothing=0.1", "--batch-size", "125"]
+    options += ["--hidden", "4", "--epochs", "2"]
+    one = CliRunner().invoke(app, ["train", *options, "--out", str(tmp_path / "1")])
+    assert one.exit_code == 0, one.output
+    command = [sys.executable, *launcher, "-m", "fixpoint", "train", *options]
+    two = subprocess.run(
+        [*command, "--devices", "2", "--out", str(tmp_path / "2")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=200,
+    )
+    assert two.returncode == 0, two.stderr
+    assert "terminate called" not in two.stderr
     weights = []
     for devices in ("1", "2"):
-        command = [
-            sys.executable,
-            "-m",
-            "fixpoint",
-            "train",
-            "--hidden",
-            "4",
-            "--epochs",
-            "2",
-        ]
-        command += [*options, "--devices", devices, "--out", str(tmp_path / devices)]
-        result = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            timeout=200,
-        )
-        assert result.returncode == 0, result.stderr
-        assert "terminate called" not in result.stderr
         assert len((tmp_path / devices / "runs.jsonl").read_text().splitlines()) == 1
         (path,) = (tmp_path / devices).glob("*/epoch-0002/model.safetensors")
         weights.append(load_file(path))
     for name, value in weights[0].items():
         assert torch.allclose(value, weights[1][name], rtol=1e-9, atol=1e-12)
+
+
+def test_the_processes_of_torchrun_are_those_of_the_recipe(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_torchelastic_launched", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="torchrun started 4 processes.*give --devices 4"):
+        make_fabric(Recipe().changed(devices=2).machine)
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(tmp_path):
