@@ -17,6 +17,7 @@ from fixpoint.models.maps import (
     IdentityFeedbackMap,
     JordanMap,
     LinearMap,
+    ManifoldMap,
     SelfFeedbackMap,
 )
 from fixpoint.models.ops.common.activations import ACTIVATIONS
@@ -53,6 +54,7 @@ __all__ = [
     "LanguageModel",
     "LastStateClassifier",
     "LinearMap",
+    "ManifoldMap",
     "Recurrent",
     "RecurrentCell",
     "RecurrentDropout",

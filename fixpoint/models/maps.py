@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fixpoint._messages import unknown_name
-from fixpoint._validation import at_least
+from fixpoint._validation import at_least, positive
 from fixpoint.models._signature import ShowsAllOptions
 from fixpoint.models.deq.spectral_norm import bound_spectral_norm
 from fixpoint.models.ops.common.activations import ACTIVATIONS
@@ -69,6 +69,8 @@ class EquilibriumMap(ShowsAllOptions, nn.Module):
     uses_previous_state: ClassVar[bool] = True
     """Whether phi depends on h_{t-1}; else h_{t-1} is only the start of the iteration."""
     default_nonlinearity: ClassVar[str] = "tanh"
+    has_V: ClassVar[bool] = True
+    """Whether there is a matrix V of h_{t-1}."""
 
     def __init__(
         self,
@@ -85,7 +87,8 @@ class EquilibriumMap(ShowsAllOptions, nn.Module):
         if nonlinearity not in ACTIVATIONS:
             raise ValueError(unknown_name("nonlinearity", nonlinearity, ACTIVATIONS))
         self.nonlinearity = nonlinearity
-        self.V = _weight(hidden_size, hidden_size)
+        if self.has_V:
+            self.V = _weight(hidden_size, hidden_size)
         self.W = _weight(hidden_size, input_size)
         self.b = nn.Parameter(torch.zeros(hidden_size)) if bias else None
 
@@ -353,11 +356,76 @@ class LinearMap(SelfFeedbackMap):
         return super().extra_repr() + (f", inverse={self.inverse!r}" if self.inverse else "")
 
 
+class ManifoldMap(EquilibriumMap):
+    """phi = sigma(U (h + h_{t-1}) + W x + b) / gamma - h_{t-1}: h_t + h_{t-1} on a manifold.
+
+    Its equilibrium h_t is that of g' = sigma(U (g + h_{t-1}) + W x + b) - gamma (g + h_{t-1}). The
+    sum s_t = h_t + h_{t-1} solves gamma s = sigma(U s + W x_t + b) and depends on x_t alone, so
+    d h_t / d h_{t-1} = -I: solved exactly, the state keeps all of the past, and gradients through
+    time neither vanish nor explode. It is also linear in the past: h_T is the sum of
+    (-1)^(T-t) s_t, in which inputs of different time steps do not interact. A few steps of
+    `InexactNewton` do not reach the equilibrium; they are a leaky recurrence. With a tolerance and
+    `Implicit` all time steps are solved at once, in one batch.
+
+    Args:
+        gamma: > 0; phi is a contraction where ||U||_2 < gamma and |sigma'| <= 1.
+        bound: keep ||U||_2 = bound by `bound_spectral_norm`; None leaves U free.
+
+    Raises:
+        ValueError: gamma is not positive.
+
+    Source: Kag, Zhang, Saligrama (2019), RNNs evolving on an equilibrium manifold: a panacea for
+        vanishing and exploding gradients?
+
+    Example:
+        >>> import torch
+        >>> from fixpoint import Anderson, Implicit
+        >>> from fixpoint.models import ERNN, ManifoldMap
+        >>> cell = ManifoldMap(3, 8, bound=0.8)
+        >>> layer = ERNN(3, 8, cell=cell, solver=Anderson(), backward=Implicit())
+        >>> layer(torch.randn(5, 2, 3))[0].shape
+        torch.Size([5, 2, 8])
+    """
+
+    has_V = False
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        gamma: float = 1.0,
+        bound: float | None = None,
+        **options: Unpack[MapOptions],
+    ) -> None:
+        super().__init__(input_size, hidden_size, **options)
+        self.gamma = positive(gamma=gamma)
+        self.U = _weight(hidden_size, hidden_size)
+        self.bound = bound
+        if bound is not None:
+            bound_spectral_norm(self, "U", bound=bound)
+
+    def bind(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
+        projection, U = self.input_projection(x).unbind(0), self.U
+        act = ACTIVATIONS[self.nonlinearity]
+
+        def at(t: int, h_prev: Tensor) -> Phi:
+            u = torch.addmm(projection[t], h_prev, U.mT)
+            return lambda h: act(torch.addmm(u, h, U.mT)) / self.gamma - h_prev
+
+        return at
+
+    def extra_repr(self) -> str:
+        bound = f", bound={self.bound:g}" if self.bound else ""
+        return super().extra_repr() + f", gamma={self.gamma:g}{bound}"
+
+
 CELLS: dict[str, type[EquilibriumMap]] = {
     "jordan": JordanMap,
     "self-feedback": SelfFeedbackMap,
     "identity-feedback": IdentityFeedbackMap,
     "linear": LinearMap,
+    "manifold": ManifoldMap,
 }
 """Every cell by the name that `ERNN` and the command line take."""
 

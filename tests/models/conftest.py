@@ -1,7 +1,13 @@
 import pytest
 import torch
 
-from fixpoint.models import IdentityFeedbackMap, JordanMap, LinearMap, SelfFeedbackMap
+from fixpoint.models import (
+    IdentityFeedbackMap,
+    JordanMap,
+    LinearMap,
+    ManifoldMap,
+    SelfFeedbackMap,
+)
 
 CELLS = {
     "jordan": ("jordan", lambda d, n, **o: JordanMap(d, n, **o)),
@@ -15,6 +21,7 @@ CELLS = {
         "linear neumann",
         lambda d, n, **o: LinearMap(d, n, inverse="neumann", **o),
     ),
+    "manifold": ("manifold", lambda d, n, **o: ManifoldMap(d, n, **o)),
 }
 """Every cell by a name: its name in the NumPy reference, and how to make it."""
 

@@ -14,6 +14,7 @@ from fixpoint.models import (
     JordanMap,
     LastStateClassifier,
     LinearMap,
+    ManifoldMap,
     SelfFeedbackMap,
     model_size_kb,
     parameter_count,
@@ -54,7 +55,7 @@ def test_maps_of_a_sequence_are_phi_at_each_step(named_cell):
 
 
 @pytest.mark.parametrize("sigma", ["relu", "tanh", "sigmoid", "identity"])
-@pytest.mark.parametrize("kind", [JordanMap, SelfFeedbackMap, IdentityFeedbackMap])
+@pytest.mark.parametrize("kind", [JordanMap, SelfFeedbackMap, IdentityFeedbackMap, ManifoldMap])
 def test_every_nonlinearity(kind, sigma, make_ready):
     name = next(name for name, known in CELLS.items() if known is kind)
     cell = make_ready(kind(3, 5, nonlinearity=sigma))
@@ -126,7 +127,7 @@ def train_bounded(kind, steps=60):
     return cell, seen
 
 
-@pytest.mark.parametrize("kind", [SelfFeedbackMap, LinearMap])
+@pytest.mark.parametrize("kind", [SelfFeedbackMap, LinearMap, ManifoldMap])
 @pytest.mark.parametrize("n", [1, 4, 16, 80])
 def test_bound_holds_when_built(kind, n):
     for seed in range(5):
@@ -216,7 +217,7 @@ def test_jordan_does_not_see_the_past(make_ready):
     h, x = sample(4, 5), sample(4, 3, seed=2)
     assert torch.equal(cell(h, sample(4, 5, seed=3), x), cell(h, torch.zeros_like(h), x))
     assert not JordanMap.uses_previous_state
-    for kind in (SelfFeedbackMap, IdentityFeedbackMap, LinearMap):
+    for kind in (SelfFeedbackMap, IdentityFeedbackMap, LinearMap, ManifoldMap):
         other = make_ready(kind(3, 5))
         assert other.uses_previous_state
         assert not torch.equal(other(h, sample(4, 5, seed=3), x), other(h, torch.zeros_like(h), x))

@@ -21,14 +21,16 @@ def weights(cell: Any) -> dict[str, np.ndarray]:
         w["U"] = w["U1"] @ w["U2"]
     elif hasattr(cell, "U"):
         w["U"] = cell.U.detach().double().numpy().copy()
-    w.setdefault("b", np.zeros(len(w["V"])))
+    w.setdefault("b", np.zeros(len(w["W"])))
     return w
 
 
 def phi(name: str, sigma: str, w: dict[str, np.ndarray], h, h_prev, x) -> np.ndarray:
     """phi(h, h_prev, x) of one sample: h, h_prev (n,), x (d,)."""
-    V, W, b = w["V"], w["W"], w["b"]
-    one = np.eye(len(V))
+    W, b = w["W"], w["b"]
+    if name == "manifold":  # gamma = 1
+        return SIGMA[sigma](w["U"] @ (h + h_prev) + W @ x + b) - h_prev
+    V, one = w["V"], np.eye(len(W))
     if name == "jordan":
         return SIGMA[sigma]((one + w["U"]) @ (V @ h + W @ x + b))
     past = V @ h_prev + W @ x + b

@@ -7,8 +7,10 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from fixpoint.backward import Implicit
 from fixpoint.fixed_point import FixedPoint
-from fixpoint.models.maps import EquilibriumMap
+from fixpoint.models.maps import EquilibriumMap, ManifoldMap
+from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.equilibrium.arguments import Inputs, Method
 from fixpoint.models.ops.equilibrium.autograd import (
     as_solution,
@@ -21,6 +23,9 @@ from fixpoint.models.rnn.scan import Trajectory, mask_nonfinite, mask_trajectory
 
 def why_not_fused(phi: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
     """Why no input takes the fused equilibrium scan, or None where some do."""
+    if _is_manifold(phi):
+        exact = fixed_point.solver.has_tolerance and isinstance(fixed_point.backward, Implicit)
+        return None if exact else "ManifoldMap is solved for all time steps at once with Implicit()"
     if reason := unsupported_method(fixed_point.solver, fixed_point.backward):
         return reason
     if not phi.defines("as_self_feedback"):
@@ -32,6 +37,9 @@ def fused_trajectory(
     phi: EquilibriumMap, fixed_point: FixedPoint, x: Tensor, h0: Tensor
 ) -> tuple[str | None, Trajectory | None]:
     """Either the reason against the fused path, or the same as `scan`."""
+    if isinstance(phi, ManifoldMap) and _is_manifold(phi):
+        reason = why_not_fused(phi, fixed_point)
+        return reason, None if reason else _manifold_trajectory(phi, fixed_point, x, h0)
     weights, device = phi.as_self_feedback(), x.device.type
     if weights is None:
         return why_not_fused(phi, fixed_point), None
@@ -47,3 +55,30 @@ def fused_trajectory(
     solution = as_solution(output, report)
     fixed_point.non_convergence.check(solution)
     return None, mask_trajectory(output, good, *report, solution.evaluations)
+
+
+def _is_manifold(phi: EquilibriumMap) -> bool:
+    """Whether phi is that of `ManifoldMap`: a subclass may have another."""
+    return getattr(type(phi), "bind", None) is ManifoldMap.bind
+
+
+def _manifold_trajectory(
+    phi: ManifoldMap, fixed_point: FixedPoint, x: Tensor, h0: Tensor
+) -> Trajectory:
+    """s_t = h_t + h_{t-1} of all time steps as one batch of equilibria, h_t as their sum."""
+    x, h0, good = mask_nonfinite(x, h0)
+    u, sigma = phi.input_projection(x), ACTIVATIONS[phi.nonlinearity]
+    rows, U = u.flatten(0, 1), phi.U
+    solution = fixed_point(
+        lambda s: sigma(torch.addmm(rows, s, U.mT)) / phi.gamma, torch.zeros_like(rows)
+    )
+    sign = 1 - 2 * (torch.arange(1, len(x) + 1, device=x.device) % 2).to(u)[:, None, None]
+    h = sign * ((sign * solution.z.view_as(u)).cumsum(0) + h0)
+    return mask_trajectory(
+        h,
+        good,
+        solution.iterations.view(good.shape),
+        None if solution.residual is None else solution.residual.view(good.shape),
+        solution.result.view(good.shape),
+        solution.evaluations,
+    )

@@ -111,7 +111,8 @@ def resolve(options: Model) -> Model:
     """Replace None by the defaults of an ERNN, after its plugins are loaded.
 
     inexact-newton takes one step on the Jordan cell, a solver with a tolerance at most 30 on the
-    self-feedback cell. That and the linear cell have ||U||_2 = 0.8, by which an equilibrium exists.
+    self-feedback cell. That, the linear and the manifold cell have ||U||_2 = 0.8, by which an
+    equilibrium exists.
 
     Raises:
         ValueError: a name is unknown, or an option belongs to another model.
@@ -136,7 +137,7 @@ def resolve(options: Model) -> Model:
     without = "rtol" if learned else "eta"
     if getattr(options, without) is not None:
         raise ValueError(f"the solver {solver} has no {without}; leave model.{without} out")
-    bounded = cell in ("self-feedback", "linear")
+    bounded = cell in ("self-feedback", "linear", "manifold")
     return replace(
         options,
         solver=solver,
@@ -193,9 +194,9 @@ def _layer(options: Model, input_size: int, timesteps: int) -> nn.Module:
 def _cell(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> EquilibriumMap:
     owners = {
         "rank": ("jordan",),
-        "bound": ("self-feedback", "linear"),
+        "bound": ("self-feedback", "linear", "manifold"),
         "init": ("self-feedback", "linear"),
-        "nonlinearity": ("jordan", "self-feedback", "identity-feedback"),
+        "nonlinearity": ("jordan", "self-feedback", "identity-feedback", "manifold"),
     }
     cell = named("cell", name, CELLS)
     for option in options:
