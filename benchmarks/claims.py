@@ -1,0 +1,148 @@
+"""The paper's claims about training and states, measured on toy walks: RNN and ERNN, a line a seed.
+
+    python benchmarks/claims.py --seeds 0,1,2,3,4 --out results/claims.jsonl
+
+Appends a JSON line for each seed that the file lacks, and prints the table of docs/claims.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fixpoint import InexactNewton, __version__, solve
+from fixpoint.analysis import (
+    History,
+    class_distance_ratio,
+    contraction_profile,
+    convergence_rate,
+    evenly_spaced,
+    gradient_norms,
+    hidden_states,
+    parameter_drift,
+)
+from fixpoint.data.sources.toy_walks import toy_walks
+from fixpoint.paper.figures import Runs
+
+WALKS = 2000
+"""Of each class, half of them to train on."""
+THRESHOLD = 90.0
+"""Test accuracy in percent that an epoch has to reach first."""
+ETA = 0.5
+"""Step of the solve by which Lemma 1 is measured."""
+
+
+def measure(seed: int, epochs: int) -> dict[str, Any]:
+    """Both models of the paper's toy experiment by one seed."""
+    start = time.process_time()
+    runs = Runs(walks=toy_walks(walks=WALKS, seed=seed), epochs=epochs, seed=seed)
+    x, y = runs.toy_walks.x_test, runs.toy_walks.y_test
+    few = evenly_spaced(len(x), 200)
+    models = {
+        name: course(history) | states(model, x[few], y[few])
+        for name, (model, history) in runs.toy.items()
+    }
+    ernn = runs.toy["ERNN"][0]
+    models["ERNN"]["condition holds"] = contraction_profile(ernn, x[few]).fraction_holding
+    return {
+        "seed": seed,
+        "epochs": epochs,
+        "models": models,
+        "lemma 1": lemma(ernn, x[few]),
+        "seconds": time.process_time() - start,
+        "versions": {"fixpoint": __version__, "torch": torch.__version__},
+        "machine": platform.machine(),
+    }
+
+
+def course(history: History) -> dict[str, float | None]:
+    """How far the parameters moved, how low the loss fell, how soon the threshold was reached."""
+    drift = parameter_drift(history.parameters)
+    assert history.accuracy is not None
+    reached = (history.accuracy >= THRESHOLD).nonzero()
+    return {
+        "change an epoch": (drift.change.mean() / drift.size).item(),
+        "training loss": history.loss[-1].item(),
+        "accuracy": history.accuracy[-1].item(),
+        "epochs to 90 %": int(reached[0]) if len(reached) else None,
+    }
+
+
+def states(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
+    """Gradient through time, and distances of the states at the end."""
+    head: Any = model.head
+
+    def loss(h: Tensor) -> Tensor:
+        return F.cross_entropy(head(h), y, reduction="sum")
+
+    norms = gradient_norms(model, x, loss)
+    return {
+        "gradient at t = 1": (norms[0] / norms[-1]).nanmedian().item(),
+        "intra / inter": class_distance_ratio(hidden_states(model, x)[-1:], y).item(),
+    }
+
+
+def lemma(model: Any, x: Tensor) -> dict[str, float]:
+    """Fraction of the updates of one solve whose error shrinks at least by Lemma 1's tau."""
+    cell, t = model.layer.cell.double(), x.shape[1] // 2
+    with torch.no_grad():
+        h_prev = hidden_states(model.layer.double(), x.double())[t - 1]
+        phi = cell.bind(x[:, t : t + 1].transpose(0, 1).double())(0, h_prev)
+        solver = InexactNewton(40, eta=ETA, learn=False, record="iterates")
+        rate = convergence_rate(solve(phi, h_prev, solver).trace, phi)
+    applies = rate.tau < 1
+    known = rate.rate[:, applies]
+    good = known <= rate.tau[applies] * (1 + 1e-9)
+    return {
+        "tau below 1": applies.double().mean().item(),
+        "rate at most tau": good[~known.isnan()].double().mean().item(),
+    }
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """A row a measure: median and range over the seeds."""
+    rows = ["| measure | RNN | ERNN |", "|---|---|---|"]
+    for name in lines[0]["models"]["RNN"]:
+        both = ([line["models"][model][name] for line in lines] for model in ("RNN", "ERNN"))
+        rows.append(f"| {name} | {' | '.join(map(spread, both))} |")
+    return "\n".join(rows)
+
+
+def spread(values: list[float | None]) -> str:
+    """Median (least to most); a value that is None is never reached."""
+    known = sorted(v for v in values if v is not None)
+    if len(known) < len(values):
+        return f"never in {len(values) - len(known)} of {len(values)}"
+    return f"{statistics.median(known):.2g} ({known[0]:.2g} to {known[-1]:.2g})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path("results/claims.jsonl"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    known = options.out.read_text().splitlines() if options.out.exists() else []
+    lines = [json.loads(line) for line in known]
+    for seed in map(int, options.seeds.split(",")):
+        if seed not in [line["seed"] for line in lines]:
+            lines.append(measure(seed, options.epochs))
+            with options.out.open("a") as file:
+                file.write(json.dumps(lines[-1]) + "\n")
+    print(table(lines))
+    for line in lines:
+        print(line["seed"], line["lemma 1"], line["models"]["ERNN"]["condition holds"])
+
+
+if __name__ == "__main__":
+    main()
