@@ -100,8 +100,8 @@ def batch_jacobian(phi: MatrixMap, z: Tensor) -> Tensor:
         return columns.permute(1, 2, 0)
     tracking = torch.is_grad_enabled()
     with torch.enable_grad():
-        if not (tracking and z.requires_grad):
-            z = z.detach().requires_grad_()
+        # An alias, since phi may close over z itself or over what was computed from it.
+        z = z.view_as(z) if tracking and z.requires_grad else z.detach().requires_grad_()
         fz = phi(z)
     return batch_vjp_of_units(fz, z, create_graph=tracking)
 

@@ -31,18 +31,23 @@ TIGHT = {"rtol": 1e-13, "atol": 1e-13, "max_iter": 300}
 TOLERANCE_SOLVERS = ["picard", "anderson", "broyden"]
 
 
-def problem(seed=0, B=3, D=4):
-    """U with ||U||_2 = 0.6, V, x_1 .. x_3 and h_0, all asking for gradients, float64."""
+def problem(seed=0, T=3, B=3, D=4):
+    """U with ||U||_2 = 0.6, V, x_1 .. x_T and h_0, all asking for gradients, float64."""
     generator = torch.Generator().manual_seed(seed)
     U, V = torch.randn(2, D, D, generator=generator, dtype=torch.float64)
     U = 0.6 * U / torch.linalg.matrix_norm(U, 2)
-    x = torch.randn(3, B, D, generator=generator, dtype=torch.float64)
+    x = torch.randn(T, B, D, generator=generator, dtype=torch.float64)
     h0 = torch.randn(B, D, generator=generator, dtype=torch.float64)
     return [part.clone().requires_grad_() for part in (U, 0.5 * V, x, h0)]
 
 
+def few_inputs():
+    """Finite differences take two solves an input and a time step: here 36 inputs, not 80."""
+    return problem(T=2, B=2, D=3)
+
+
 def recurrent(layer):
-    """Three time steps of h = tanh(U h + V h_prev + x_t), each started at h_prev."""
+    """Time steps of h = tanh(U h + V h_prev + x_t), each started at h_prev."""
 
     def run(U, V, x, h):
         states = []
@@ -59,7 +64,7 @@ def recurrent(layer):
 @pytest.mark.parametrize("backward", [Unrolled, Implicit])
 def test_gradcheck_through_time(name, backward):
     layer = FixedPoint(make_solver(name, **TIGHT), backward())
-    assert gradcheck(recurrent(layer), problem(), atol=1e-6, rtol=1e-5)
+    assert gradcheck(recurrent(layer), few_inputs(), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", TOLERANCE_SOLVERS)
@@ -67,7 +72,7 @@ def test_gradcheck_through_time(name, backward):
 def test_gradcheck_of_a_fixed_number_of_steps(name, max_iter):
     # Exact for what was computed, far from any equilibrium.
     layer = FixedPoint(make_solver(name, max_iter=max_iter, rtol=0.0, atol=0.0), Unrolled())
-    assert gradcheck(recurrent(layer), problem())
+    assert gradcheck(recurrent(layer), few_inputs())
 
 
 @pytest.mark.parametrize("timesteps", [None, 3])
@@ -147,16 +152,15 @@ def test_three_derivatives_of_the_cubic(name):
 @pytest.mark.parametrize("name", ["picard", "broyden", "newton", "newton-krylov"])
 def test_gradgradcheck_where_what_the_map_closes_over_hangs_together(name):
     layer = FixedPoint(make_solver(name, **TIGHT), Implicit())
-    U, _, x, h0 = (part.detach()[..., :2, :2].clone() for part in problem())
+    U, _, x, h0 = problem(T=2, B=2, D=2)
 
     def run(U, x, h):
-        for x_t in x[:2]:
+        for x_t in x:
             p, q = 2 * x_t, h * U.sum()
             h = layer(lambda z, p=p, q=q, x=x_t: torch.tanh(z @ U.T + p * x) + 0.1 * q, h).z
         return h
 
-    inputs = [part.requires_grad_() for part in (U, x, h0)]
-    assert gradgradcheck(run, inputs, atol=1e-6)
+    assert gradgradcheck(run, (U, x, h0), atol=1e-6)
 
 
 def test_a_nested_solve_has_derivatives():
@@ -193,10 +197,24 @@ def test_newton_solves_the_adjoint_in_one_update():
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-10)
 
 
+def test_newton_unrolled_takes_the_step_of_newton_where_the_map_closes_over_its_start():
+    """J is that of phi alone, not of phi and of what was computed from the start."""
+    U, V, x, h = problem()
+    past = h @ V.T + x[0]
+
+    def phi(z):
+        return torch.tanh(z @ U.T + past)
+
+    J = (1 - phi(h) ** 2).unsqueeze(2) * U
+    step = torch.linalg.solve(torch.eye(4, dtype=torch.float64) - J, phi(h) - h)
+    z = FixedPoint(Newton(max_iter=1, rtol=0.0, atol=0.0), Unrolled())(phi, h).z
+    torch.testing.assert_close(z, h + step, rtol=1e-12, atol=1e-12)
+
+
 def test_gradcheck_through_the_updates_of_newton():
     for max_iter in (1, 3):
         layer = FixedPoint(Newton(max_iter=max_iter, rtol=0.0, atol=0.0), Unrolled())
-        assert gradcheck(recurrent(layer), problem())
+        assert gradcheck(recurrent(layer), few_inputs())
     with pytest.raises(ValueError, match=r"use Implicit\(\)"):
         FixedPoint(Newton(linear="gmres"), Unrolled())
 
