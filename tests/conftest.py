@@ -3,7 +3,6 @@ import os
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 
 from fixpoint.data import Dataset, load_dataset
@@ -11,11 +10,14 @@ from fixpoint.data.sources.har import read_har
 from fixpoint.data.sources.sample import read_sample
 from fixpoint.data.storage import folder
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(1)
 settings.register_profile("suite", deadline=None)  # no test depends on the speed of the machine
 settings.load_profile("suite")
+
+
+def pytest_configure(config):
+    """The workers, which inherit the environment and share the cores, have one thread each."""
+    if config.getoption("numprocesses", None):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def full_file(name):

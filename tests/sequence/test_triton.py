@@ -1,13 +1,10 @@
 """The Triton scan: interpreted on the CPU, compiled without a GPU, and on a GPU where one is."""
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support.interpreted import assert_passes_interpreted
 
 triton = pytest.importorskip("triton", reason="needs triton")
 
@@ -19,24 +16,18 @@ from fixpoint.sequence.affine_scan import diagonal_scan  # noqa: E402
 
 
 def test_interpreted():
-    """In a process of its own: the decorator reads the variable when Triton is imported."""
-    path = Path(__file__).with_name("interpreted_triton.py")
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", path],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(r"\d\d passed", result.stdout)
-    assert "skipped" not in result.stdout
+    assert_passes_interpreted(Path(__file__).with_name("interpreted_triton.py"))
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("kind", ["fp32", "bf16"])
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", ["_chunk_ends", "_carries", "_chunk_states"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("_chunk_ends", "fp32"), ("_chunk_ends", "bf16"), ("_carries", "fp32")),
+        *(("_chunk_states", "fp32"), ("_chunk_states", "bf16")),
+    ],
+)
 def test_compiles(name, reverse, kind, capability, monkeypatch, tmp_path):
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
     kernel = getattr(kernels, name)

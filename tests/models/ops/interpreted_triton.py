@@ -1,6 +1,6 @@
 """The Triton kernels on the CPU, run by Triton's interpreter, against the plain loop.
 
-`testleaky_triton.py` runs this file with TRITON_INTERPRET=1, which must be set before the import.
+`test_leaky_triton.py` runs this file in a process of its own.
 """
 
 import pytest
@@ -18,7 +18,7 @@ from fixpoint.models.ops.leaky.reference import scan_reference
 
 FLOAT, BRAIN = torch.float32, torch.bfloat16
 # T, B, n, K, d; d = 0: x is u itself. Three rows are two programs, the second of them not full.
-SIZES = [(5, 3, 7, 1, 0), (5, 3, 33, 2, 2), (1, 1, 1, 3, 1)]
+SIZES = [(3, 3, 7, 1, 0), (3, 3, 33, 2, 2), (1, 1, 1, 3, 1)]
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_equals_plain_loop(size, activation):
 @pytest.mark.parametrize(("last_only", "recompute"), [(True, False), (False, True), (True, True)])
 def test_last_state_and_recomputation(last_only, recompute):
     options = {"last_only": last_only, "recompute": recompute}
-    assert_as_exact_as_plain((7, 3, 7, 2, 2), activation="tanh", **options)
+    assert_as_exact_as_plain((5, 3, 7, 2, 2), activation="tanh", **options)
 
 
 @pytest.mark.parametrize("rows", [1, 4])

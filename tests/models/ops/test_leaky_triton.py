@@ -2,15 +2,14 @@
 
 import functools
 import importlib.util
-import os
 import re
 import subprocess
-import sys
 import types
 from pathlib import Path
 
 import pytest
 import torch
+from support.interpreted import assert_passes_interpreted
 from support.recurrences import leaky_problem as problem
 from support.recurrences import outcome
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -39,18 +38,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def test_interpreted():
-    """In a process of its own: the decorator reads the variable when Triton is imported."""
-    path = Path(__file__).with_name("interpreted_triton.py")
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", path],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(r"\d\d passed", result.stdout)
-    assert "skipped" not in result.stdout
+    assert_passes_interpreted(Path(__file__).with_name("interpreted_triton.py"))
 
 
 @pytest.fixture(autouse=True)

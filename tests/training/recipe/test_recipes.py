@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixpoint.paper.tables import SHAPES, TABLES
@@ -91,6 +91,7 @@ SOME = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=30)
 @given(SOME)
 def test_written_and_read_it_is_the_same(changes):
     recipe = Recipe().changed(**changes)
