@@ -8,10 +8,10 @@ saves for the backward pass, each storage counted once. Writes docs/backward_tab
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 
 import torch
+from processor import processor
 from solvers import Problem, best, make_problem
 
 import fixpoint
@@ -48,7 +48,7 @@ def main() -> None:
         "",
         "Made by `python benchmarks/backward.py`: phi(z) = tanh(z U^T + x), B = D = 128,",
         "||U||_2 = 0.9, float32, one thread, "
-        f"torch {torch.__version__} on {platform.machine()}, fixpoint {fixpoint.__version__}.",
+        f"torch {torch.__version__} on {processor()}, fixpoint {fixpoint.__version__}.",
         "Time is forward + backward; memory is what autograd holds in between; error is that of",
         "dL/dU against the gradient at the equilibrium.",
         "",

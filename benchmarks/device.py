@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import torch
+from processor import processor
 
 from fixpoint.export.agreement import compare, torch_scores
 from fixpoint.export.c.compiler import compiled_scores
@@ -159,7 +160,8 @@ def main():
     for data, label, of_torch, of_onnx in steps:
         print(f"| {data} | {label} | {of_torch:.0f} | {of_onnx:.1f} |")
     versions = (torch.__version__, onnxruntime.__version__, sys.version.split()[0])
-    print("\ntorch {}, onnxruntime {}, Python {}, one thread, gcc -O2.".format(*versions))
+    print(f"\n{processor()}")
+    print("torch {}, onnxruntime {}, Python {}, one thread, gcc -O2.".format(*versions))
 
 
 if __name__ == "__main__":

@@ -8,20 +8,24 @@ Run: python benchmarks/equilibrium.py [--quick] [--loop]
 from __future__ import annotations
 
 import argparse
-import platform
 from collections.abc import Callable
 
 import torch
+from processor import processor
 from recurrent import SHAPES, Run, minima, ours_layer, training
 from torch import Tensor
 
-from fixpoint import Anderson, Implicit, Picard
+from fixpoint import Anderson, Broyden, Implicit, Newton, Picard, Unrolled
+from fixpoint.backward import Backward
 from fixpoint.models import ERNN, SelfFeedbackMap
 from fixpoint.solvers import Solver
 
 SOLVERS: dict[str, Callable[[], Solver]] = {
     "Picard": lambda: Picard(rtol=1e-3, atol=0),
     "Anderson": lambda: Anderson(rtol=1e-3, atol=0),
+    "Broyden": lambda: Broyden(rtol=1e-3, atol=0),
+    "Newton": lambda: Newton(rtol=1e-3, atol=0),
+    "unrolled": lambda: Picard(rtol=1e-3, atol=0),
 }
 ROWS = 32  # of a block, which ends its updates together
 
@@ -32,7 +36,7 @@ def main() -> None:
     parser.add_argument("--loop", action="store_true", help="the loop over solves too")
     options = parser.parse_args()
     seconds = 2.0 if options.quick else 20.0
-    print(platform.processor() or platform.machine(), torch.backends.cpu.get_cpu_capability())
+    print(processor())
     times = {threads: compare(threads, seconds, loop=options.loop) for threads in (1, 2)}
     print("\n2 threads against 1:", end="")
     for name in SOLVERS:
@@ -40,7 +44,11 @@ def main() -> None:
     print("\n\nHAR-2, 1 thread, forward and backward: ms for T time steps, and us for each")
     B, _, d, n = SHAPES["HAR-2"]
     torch.set_num_threads(1)
-    runs = {f"{name}, T = {T}": steps(name, T, B, d, n) for name in SOLVERS for T in (64, 128, 256)}
+    runs = {
+        f"{name}, T = {T}": steps(name, T, B, d, n)
+        for name in ("Picard", "Anderson", "Broyden")
+        for T in (64, 128, 256)
+    }
     for name, best in minima(runs, seconds).items():
         T = int(name.split()[-1])
         print(f"  {name:20}{best * 1e3:8.2f}{best / T * 1e6:8.1f}")
@@ -54,13 +62,13 @@ def compare(threads: int, seconds: float, *, loop: bool) -> dict[str, float]:
     runs: dict[str, Run] = {"K = 1": training(*ours_layer(T, B, d, n), x, n)}
     counts: dict[str, int] = {}
     for name, make in SOLVERS.items():
-        layer = make_layer(make(), d, n)
+        layer = make_layer(make(), d, n, backward=backward_of(name))
         runs[name] = layer_training(layer, x)
         runs[f"{name} inference"] = torch.no_grad()(lambda layer=layer: layer(x))
         counts[name] = evaluations_of_blocks(layer.trajectory(x).iterations)
         runs[f"{name} products"] = products(counts[name], n)
         if loop:
-            plain = make_layer(make(), d, n, implementation="reference")
+            plain = make_layer(make(), d, n, "reference", backward_of(name))
             runs[f"{name} loop"] = layer_training(plain, x)
     best = minima(runs, seconds)
     print(f"\nHAR-2 (B, T, d, n) = {(B, T, d, n)}, {threads} threads; ms")
@@ -76,10 +84,24 @@ def compare(threads: int, seconds: float, *, loop: bool) -> dict[str, float]:
     return best
 
 
-def make_layer(solver: Solver, d: int, n: int, implementation: str = "fused") -> ERNN:
+def backward_of(name: str) -> Backward:
+    return Unrolled() if name == "unrolled" else Implicit()
+
+
+def make_layer(
+    solver: Solver,
+    d: int,
+    n: int,
+    implementation: str = "fused",
+    backward: Backward | None = None,
+) -> ERNN:
     torch.manual_seed(0)
     phi = SelfFeedbackMap(d, n, bound=0.7)
-    options = {"solver": solver, "backward": Implicit(), "implementation": implementation}
+    options = {
+        "solver": solver,
+        "backward": backward or Implicit(),
+        "implementation": implementation,
+    }
     return ERNN(d, n, cell=phi, **options)
 
 
@@ -88,7 +110,9 @@ def layer_training(layer: ERNN, x: Tensor) -> Run:
 
 
 def steps(name: str, T: int, B: int, d: int, n: int) -> Run:
-    return layer_training(make_layer(SOLVERS[name](), d, n), torch.randn(T, B, d))
+    return layer_training(
+        make_layer(SOLVERS[name](), d, n, backward=backward_of(name)), torch.randn(T, B, d)
+    )
 
 
 def evaluations_of_blocks(iterations: Tensor) -> int:

@@ -13,6 +13,7 @@ import argparse
 import time
 
 import torch
+from processor import processor
 from torch import Tensor
 
 from fixpoint import FixedPoint, Implicit, Picard
@@ -62,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter sequences")
     quick = parser.parse_args().quick
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"{processor()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     through_time(8)
     for name, measure, sizes in (
         ("time steps", through_time, (32, 128) if quick else (32, 64, 128, 256, 512, 1024)),

@@ -8,12 +8,12 @@ Run: python benchmarks/recurrent.py [--quick]
 from __future__ import annotations
 
 import argparse
-import platform
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from processor import processor
 from torch import Tensor, nn
 
 from fixpoint.models import fused_scan, gated_scan, gated_scan_reference, scan_reference
@@ -44,7 +44,7 @@ def main() -> None:
 
 def cpu(seconds: float) -> None:
     names = "torch", "numpy", "scipy", "numba"
-    print(platform.processor() or platform.machine(), *(f"{x} {_version(x)}" for x in names))
+    print(processor(), *(f"{x} {_version(x)}" for x in names))
     one_thread: dict[str, tuple[float, float]] = {}
     for threads in (1, 2):
         torch.set_num_threads(threads)

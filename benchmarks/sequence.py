@@ -10,11 +10,11 @@ Run: python benchmarks/sequence.py [--quick]
 from __future__ import annotations
 
 import argparse
-import platform
 import time
 from collections.abc import Callable
 
 import torch
+from processor import processor
 from torch import Tensor, nn
 
 from fixpoint.models import ERNN, RecurrentCell
@@ -56,7 +56,7 @@ def main() -> None:
     rounds, longest = (2, 1024) if options.quick else (3, 8192)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    print(platform.processor() or platform.machine(), f"torch {torch.__version__}", end=", ")
+    print(processor(), f"torch {torch.__version__}", end=", ")
     print(torch.get_num_threads(), "threads")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for eta in (0.01, 0.1):

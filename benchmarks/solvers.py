@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 import torchdeq
+from processor import processor
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -204,7 +205,7 @@ def main() -> None:
     runs = 3 if (quick := parser.parse_args().quick) else 15
     console.print(
         f"fixpoint {fixpoint.__version__}, torch {torch.__version__}, torchdeq 0.1.0, "
-        f"Python {platform.python_version()}, {platform.machine()}"
+        f"Python {platform.python_version()}, {processor()}"
     )
     for threads in (1,) if quick else (1, 2):
         torch.set_num_threads(threads)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import platform
 import sys
 import warnings
 from pathlib import Path
 from statistics import geometric_mean
 
 import torch
+from processor import processor
 
 import fixpoint
 from fixpoint import make_solver
@@ -78,7 +78,7 @@ def main() -> None:
     plots.save(axes[0].figure, options.out)
     print(
         f"fixpoint {fixpoint.__version__}, torch {torch.__version__}, one thread, "
-        f"{platform.machine()}; all starts of a problem in one batch"
+        f"{processor()}; all starts of a problem in one batch"
     )
     print(f"solver             solved to 1e-8, of {len(problems)}   work, ms to 1e-8")
     for name in NAMES:

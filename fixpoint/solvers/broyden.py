@@ -116,12 +116,13 @@ class Broyden(IterativeSolver):
         accepted, all_accepted, start, g, merit, step_size = accept_or_backtrack(
             trial, z, fz, may_sync=may_sync, max_merit=max_merit
         )
-        if len(factors) >= self._most_factors(z):
+        if len(factors) >= self.most_factors(z.shape[1], z.dtype):
             factors = _keep_last_half(factors)
             full_direction = _apply(factors, trial.g)
         s = trial.step_size * trial.direction
         if all_accepted:
             p = after = _apply(factors, g)
+            rejections = torch.zeros_like(rejections)
         else:
             end = at_least_float32(fz - z)
             learns = accepted | _is_near(end.detach(), trial.merit.detach(), rejections)
@@ -143,11 +144,11 @@ class Broyden(IterativeSolver):
         merits = _shift(merits, merit.detach(), None if all_accepted else accepted)
         return moved, BroydenState(new_trial, factors, full_direction, merits, rejections)
 
-    def _most_factors(self, z: Tensor) -> int:
+    def most_factors(self, D: int, dtype: torch.dtype) -> int:
+        """Factors kept for states of D numbers."""
         if self.memory is not None:
             return self.memory
-        D = z.shape[1]
-        itemsize = torch.promote_types(z.dtype, torch.float32).itemsize
+        itemsize = torch.promote_types(dtype, torch.float32).itemsize
         within = max(FACTOR_BYTES // max(2 * D * itemsize, 1), MIN_FACTORS)
         return min(max(self.max_iter, 1), max(6 * D, MIN_FACTORS), within)
 

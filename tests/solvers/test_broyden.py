@@ -77,8 +77,8 @@ def test_a_full_memory_keeps_its_last_half(memory):
 
 
 def test_the_default_memory_remains_within_its_bytes():
-    assert Broyden(max_iter=1000)._most_factors(torch.zeros(2, 1)) == 20
-    assert Broyden(max_iter=1000)._most_factors(torch.zeros(2, 50)) == 300
-    assert Broyden(max_iter=30)._most_factors(torch.zeros(2, 50)) == 30
-    assert Broyden(max_iter=1000)._most_factors(torch.zeros(2, 16384)) == 32
-    assert Broyden(max_iter=1000)._most_factors(torch.zeros(2, 10**6)) == 20
+    assert Broyden(max_iter=1000).most_factors(1, torch.float32) == 20
+    assert Broyden(max_iter=1000).most_factors(50, torch.float32) == 300
+    assert Broyden(max_iter=30).most_factors(50, torch.float32) == 30
+    assert Broyden(max_iter=1000).most_factors(16384, torch.float32) == 32
+    assert Broyden(max_iter=1000).most_factors(10**6, torch.float32) == 20

@@ -12,12 +12,9 @@ from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.maps import EquilibriumMap, ManifoldMap
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.equilibrium.arguments import Inputs, Method
-from fixpoint.models.ops.equilibrium.autograd import (
-    as_solution,
-    equilibrium_scan,
-    unsupported,
-    unsupported_method,
-)
+from fixpoint.models.ops.equilibrium.autograd import equilibrium_scan, unsupported
+from fixpoint.models.ops.equilibrium.results import as_solution
+from fixpoint.models.ops.equilibrium.settings import too_many_units, unsupported_method
 from fixpoint.models.rnn.scan import Trajectory, mask_nonfinite, mask_trajectory
 
 
@@ -26,7 +23,8 @@ def why_not_fused(phi: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
     if _is_manifold(phi):
         exact = fixed_point.solver.has_tolerance and isinstance(fixed_point.backward, Implicit)
         return None if exact else "ManifoldMap is solved for all time steps at once with Implicit()"
-    if reason := unsupported_method(fixed_point.solver, fixed_point.backward):
+    device = next(phi.parameters()).device
+    if reason := unsupported_method(fixed_point.solver, fixed_point.backward, device):
         return reason
     if not phi.defines("as_self_feedback"):
         return f"{type(phi).__name__} is not known to be sigma(U h + V h_prev + W x + b)"
@@ -51,10 +49,13 @@ def fused_trajectory(
         if reason := unsupported(activation=phi.nonlinearity, **inputs._asdict()):
             return reason, None
         method = Method(phi.nonlinearity, fixed_point.solver, fixed_point.backward)  # type: ignore[arg-type]
-        output, report = equilibrium_scan(inputs, method)
-    solution = as_solution(output, report)
+        if reason := too_many_units(method, inputs):
+            return reason, None
+        output, end = equilibrium_scan(inputs, method)
+    linearizations = int(fixed_point.solver.needs_derivatives)
+    solution = as_solution(output, end, linearizations=linearizations)
     fixed_point.non_convergence.check(solution)
-    return None, mask_trajectory(output, good, *report, solution.evaluations)
+    return None, mask_trajectory(output, good, *end[:3], solution.evaluations)
 
 
 def _is_manifold(phi: EquilibriumMap) -> bool:

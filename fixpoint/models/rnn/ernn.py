@@ -30,8 +30,9 @@ class ERNNCell(LeakyCell):
 
     With so few small steps the state is far from equilibrium; see `JordanMap`. A fused path
     applies to this solver, unrolled whole, with the Jordan cell, or with any cell for K = 1; and
-    to the self-feedback, identity-feedback and linear cells solved to a tolerance by `Picard`,
-    `Anderson` or `InexactNewton` with `Implicit`, where numba is installed.
+    to the self-feedback, identity-feedback and linear cells, where numba is installed: solved to a
+    tolerance by `Picard`, `InexactNewton`, `Anderson`, `Broyden` or `Newton` with `Implicit`, and
+    in any updates of `Picard` or `InexactNewton` with `Unrolled()`.
 
     Args:
         input_size: features d of x_t.

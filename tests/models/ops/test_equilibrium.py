@@ -6,7 +6,18 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from fixpoint import Anderson, ConvergenceWarning, Implicit, InexactNewton, Phantom, Picard, Result
+from fixpoint import (
+    Anderson,
+    Broyden,
+    ConvergenceWarning,
+    Implicit,
+    InexactNewton,
+    Newton,
+    Phantom,
+    Picard,
+    Result,
+    Unrolled,
+)
 from fixpoint.failure import NonConvergenceHandler
 from fixpoint.models import ERNN, IdentityFeedbackMap, LinearMap, SelfFeedbackMap
 from fixpoint.models.ops.common import dispatch
@@ -14,6 +25,7 @@ from fixpoint.models.ops.equilibrium.arguments import Inputs, Method
 from fixpoint.models.ops.equilibrium.autograd import equilibrium_scan
 from fixpoint.models.ops.equilibrium.reference import equilibrium_reference
 from fixpoint.models.rnn.ernn import ERNNCell
+from fixpoint.solution import Stall
 
 pytest.importorskip("numba", reason="needs numba")
 
@@ -30,6 +42,9 @@ SOLVERS = {
     "damped Picard": lambda **o: Picard(beta=0.7, **o),
     "Anderson": lambda **o: Anderson(**o),
     "damped Anderson": lambda **o: Anderson(memory=3, beta=0.6, **o),
+    "Broyden": lambda **o: Broyden(**o),
+    "Broyden, little memory": lambda **o: Broyden(memory=4, **o),
+    "Newton": lambda **o: Newton(**o),
     "fixed eta": lambda **o: InexactNewton(60, eta=0.4, learn=False, **o),
 }
 TIGHT = {"rtol": 1e-11, "atol": 0.0}
@@ -131,7 +146,69 @@ def test_anderson_takes_back_steps_that_grow(scale):
     torch.testing.assert_close(gradients[0][:, solved], others[0][:, solved], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("solver", [Newton, Broyden])
+@pytest.mark.parametrize("scale", [1.5, 3.0])
+def test_line_searches_take_back_the_same_steps(solver, scale):
+    """Where phi expands, trials are refused and rows end in local minima or out of updates."""
+    fused, reference = pair(lambda: SelfFeedbackMap(3, 7, bound=scale), solver(max_iter=30),
+                            on_failure="ignore")  # fmt: skip
+    x, h0 = 3 * sample(1, 64, 3), 3 * sample(64, 7, seed=1)
+    (got, _), (expected, _) = (outcome(c, x, h0) for c in (fused, reference))
+    assert torch.equal(got.result, expected.result)
+    assert torch.equal(got.iterations, expected.iterations)
+    torch.testing.assert_close(got.output, expected.output, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("solver", [Picard, Anderson, Broyden, Newton])
+def test_causes_of_stalls_are_those_of_the_solver(solver):
+    """z <- z + 1 runs away, without rounding; of Newton's steps none is left there."""
+    fused, reference = pair(translation, solver(max_iter=60, rtol=1e-6), on_failure="ignore")
+    for cell in (fused, reference):
+        cell.cell.b.data.fill_(1.0)
+    x, h0 = sample(1, 9, 3), torch.zeros(9, 4).double()
+    found = [recorded(cell, x, h0) for cell in (fused, reference)]
+    for t, expected in enumerate(found[1]):
+        assert (expected.result == Result.STALLED).all()
+        assert torch.equal(found[0][0].result[t], expected.result)
+        assert torch.equal(found[0][0].stall[t], expected.stall)
+
+
 @pytest.mark.parametrize("solver", [Picard, Anderson])
+def test_a_solve_ends_at_the_rounding_floor(solver):
+    fused, _ = pair(MAPS["tanh"], solver(max_iter=400, rtol=1e-17, atol=0), on_failure="ignore")
+    (solution,) = recorded(fused, sample(2, 41, 3), sample(41, 7, seed=1))
+    stalled = solution.result == Result.STALLED
+    assert (stalled | (solution.result == Result.CONVERGED)).all()
+    assert (solution.stall[stalled] == Stall.ROUNDING).all()
+    assert (solution.iterations < 100).all()
+
+
+def recorded(cell, x, h0):
+    """The solutions that the handler of failures is given."""
+    cell.fixed_point.non_convergence = Recorder([])
+    cell.trajectory(x, h0)
+    return cell.fixed_point.non_convergence.solutions
+
+
+class Recorder:
+    """Takes the place of a `NonConvergenceHandler` and keeps what it is given."""
+
+    def __init__(self, solutions):
+        self.solutions = solutions
+
+    def check(self, solution):
+        self.solutions.append(solution)
+
+
+def translation():
+    phi = IdentityFeedbackMap(3, 4, nonlinearity="identity")
+    with torch.no_grad():
+        phi.V.zero_()
+        phi.W.zero_()
+    return phi
+
+
+@pytest.mark.parametrize("solver", [Picard, Anderson, Broyden])
 def test_float32_differs_only_where_rounding_decides(solver):
     """Where counts differ, the residual lay within rounding of the tolerance."""
     fused, reference = pair(lambda: SelfFeedbackMap(9, 80, bound=0.7), solver(rtol=1e-3, atol=0),
@@ -355,8 +432,15 @@ def test_a_layer_takes_it_and_says_why_not():
         ({"solver": Anderson(ridge=1e-8)}, "ridge=0"),
         ({"solver": Picard(check_every=2)}, "check_every=1"),
         ({"solver": Picard(max_iter=3, rtol=0, atol=0)}, "rtol = atol = 0"),
-        ({"solver": "newton"}, "must be Picard, Anderson or InexactNewton, not Newton"),
-        ({"backward": Phantom()}, r"differentiates by Implicit\(\), not Phantom"),
+        ({"solver": "barzilai-borwein"}, "must be one of .*Newton, not BarzilaiBorwein"),
+        ({"solver": Newton(linear="gmres")}, 'must have linear="direct"'),
+        ({"solver": Broyden(), "backward": Implicit(reuse_factors=True)}, "without reuse_factors"),
+        ({"backward": Phantom()}, r"differentiates by Implicit\(\) or Unrolled\(\), not Phantom"),
+        (
+            {"solver": Anderson(), "backward": Unrolled()},
+            "updates of Picard and InexactNewton, not",
+        ),
+        ({"backward": Unrolled(last=2)}, "all updates, not the last 2"),
     ):
         given = {"cell": "self-feedback", "solver": Picard(), "backward": Implicit()} | options
         with pytest.raises(ValueError, match=f'"fused" does not apply.*{reason}'):
@@ -382,3 +466,84 @@ def test_the_functional_twin():
     assert (report.result == Result.CONVERGED).all()
     with warnings.catch_warnings(), pytest.raises(ValueError, match="use equilibrium_reference"):
         equilibrium_scan(inputs, method._replace(activation="gelu"))
+
+
+STEPS = {
+    "Picard to a tolerance": lambda: Picard(rtol=1e-4, atol=1e-9, max_iter=60),
+    "damped Picard, too few": lambda: Picard(beta=0.7, max_iter=4, rtol=1e-6),
+    "fixed Picard": lambda: Picard(max_iter=3, rtol=0, atol=0),
+    "learned eta": lambda: InexactNewton(3, eta=0.3),
+    "eta at each time, to a tolerance": lambda: InexactNewton(5, eta=0.9, timesteps=8, rtol=1e-2),
+}
+
+
+def unrolled(phi, solver, dtype=torch.float64):
+    """As `pair`, with the gradient of the updates."""
+    torch.manual_seed(0)
+    phi, solver = phi().to(dtype), solver.to(dtype)
+    if phi.b is not None:
+        torch.nn.init.normal_(phi.b, std=0.5)
+    return [
+        ERNNCell(3, 7, cell=phi, solver=solver, backward=Unrolled(), implementation=implementation)
+        for implementation in ("fused", "reference")
+    ]
+
+
+@pytest.mark.parametrize("solver", STEPS)
+@pytest.mark.parametrize("phi", ["tanh", "relu", "sigmoid", "identity feedback", "linear"])
+def test_unrolled_equals_the_loop_over_solves(phi, solver):
+    fused, reference = unrolled(MAPS[phi], STEPS[solver]())
+    x, h0 = sample(6, 41, 3), sample(41, 7, seed=1)
+    (got, gradients), (expected, others) = (outcome(c, x, h0) for c in (fused, reference))
+    assert torch.equal(got.result, expected.result)
+    assert torch.equal(got.iterations, expected.iterations)
+    assert got.evaluations == expected.evaluations
+    assert (got.residual is None) == (expected.residual is None)
+    torch.testing.assert_close(got.output, expected.output, rtol=1e-12, atol=1e-12)
+    assert_close(gradients, others, 1e-11)
+
+
+def test_unrolled_takes_the_implicit_gradient_where_no_update_is_made():
+    """With the same input again and a loose tolerance many states are within it at once."""
+    fused, reference = unrolled(MAPS["tanh"], Picard(rtol=1e-2, atol=1e-9, max_iter=60))
+    x, h0 = sample(1, 41, 3).expand(6, -1, -1), sample(41, 7, seed=1)
+    (got, gradients), (expected, others) = (outcome(c, x, h0) for c in (fused, reference))
+    assert 0.1 < (got.iterations == 0).double().mean() < 0.9
+    assert torch.equal(got.iterations, expected.iterations)
+    assert_close(gradients, others, 1e-11)
+
+
+def test_unrolled_keeps_the_best_state_of_rows_without_an_equilibrium():
+    fused, reference = unrolled(
+        lambda: SelfFeedbackMap(3, 7, bound=2.5), Picard(max_iter=12, rtol=1e-6)
+    )
+    x, h0 = sample(3, 41, 3), sample(41, 7, seed=1)
+    (got, gradients), (expected, others) = (outcome(c, x, h0) for c in (fused, reference))
+    assert (got.result == Result.STALLED).any()
+    assert torch.equal(got.result, expected.result)
+    torch.testing.assert_close(got.output, expected.output, rtol=1e-9, atol=1e-9)
+    assert_close(gradients, others, 1e-8)
+
+
+@pytest.mark.parametrize("solver", ["fixed Picard", "learned eta"])
+def test_unrolled_gradcheck(solver):
+    """Against finite differences, eta included, and twice."""
+    fused, _ = unrolled(MAPS["tanh"], STEPS[solver]())
+    names, parameters = zip(*fused.named_parameters(), strict=True)
+    values = [p.detach().clone().requires_grad_() for p in parameters]
+    x, h0 = sample(3, 2, 3).requires_grad_(), sample(2, 7, seed=1).requires_grad_()
+
+    class Path(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = fused
+
+        def forward(self, x, h0):
+            return self.layer.trajectory(x, h0).output
+
+    def states(x, h0, *values):
+        given = {f"layer.{name}": v for name, v in zip(names, values, strict=True)}
+        return torch.func.functional_call(Path(), given, (x, h0))
+
+    assert gradcheck(states, [x, h0, *values], fast_mode=True)
+    assert gradgradcheck(states, [x, h0, *values], fast_mode=True)

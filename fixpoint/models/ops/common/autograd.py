@@ -123,7 +123,7 @@ class _Scan(Function):
         return (None, None, *only_needed(gradients, needed))
 
 
-def only_needed(gradients: Iterable[Tensor], needed: Iterable[Any]) -> list[Tensor | None]:
+def only_needed(gradients: Iterable[Tensor | None], needed: Iterable[Any]) -> list[Tensor | None]:
     return [g if asked else None for g, asked in zip(gradients, needed, strict=True)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,10 +105,10 @@ def chunk_length(T: int, K: int, g: Tensor) -> int:
 def backend(name: str, h: Tensor) -> Backend[Any, Any, Any]:
     """The kernel module of an operation for a state h, (B, n)."""
     if h.is_cuda:
-        return _module(name, "triton")
+        return module(name, "triton")
     if h.shape[1] > MAX_SIZE or not has_numba():
-        return _module(name, "torch")
-    return _module(name, "numba")
+        return module(name, "torch")
+    return module(name, "numba")
 
 
 @constant_in_graphs
@@ -117,6 +117,6 @@ def has_numba() -> bool:
 
 
 @functools.cache
-def _module(name: str, kind: str) -> Backend[Any, Any, Any]:
-    """Imported at the first use."""
-    return cast(Any, importlib.import_module(f"fixpoint.models.ops.{name}.{kind}"))
+def module(name: str, kind: str) -> Any:
+    """A file of an operation, imported at the first use."""
+    return importlib.import_module(f"fixpoint.models.ops.{name}.{kind}")

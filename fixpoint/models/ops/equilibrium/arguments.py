@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from fixpoint.backward import Implicit
+from fixpoint.backward import Implicit, Unrolled
+from fixpoint.solution import Result, Stall
 from fixpoint.solvers import Solver
 
 
@@ -29,29 +31,56 @@ class Method(NamedTuple):
 
     activation: str
     solver: Solver
-    backward: Implicit
+    backward: Implicit | Unrolled
 
 
 class Iteration(NamedTuple):
     """A solver as the kernels take it.
 
     steps: weight of phi(z) in each update, (T or 1, max_iter), or beta of Anderson mixing.
-    memory: differences kept by Anderson mixing, 0 for plain iteration.
+    memory: differences kept by Anderson mixing, factors of Broyden's method; else 0.
     rtol, atol: tolerances; see `IterativeSolver`.
+    method: "plain", "anderson", "broyden" or "newton".
+    growth: of `Broyden`.
     """
 
     steps: Tensor
     memory: int
     rtol: float
     atol: float
+    method: str = "plain"
+    growth: float = 0.0
 
 
 class Report(NamedTuple):
-    """How each solve ended, (T, B) each; see `Solution`."""
+    """How each solve ended, (T, B) each; see `Solution`.
+
+    result: a kernel may add `STALL` times the `Stall` of a sample.
+    """
 
     iterations: Tensor
     residual: Tensor
     result: Tensor
+
+
+STALL = 16
+
+
+class Ending(NamedTuple):
+    """A `Report` with results and causes apart."""
+
+    iterations: Tensor
+    residual: Tensor | None
+    result: Tensor
+    stall: Tensor | None
+
+
+def ending(report: Report) -> Ending:
+    code = report.result
+    result, stall = code % STALL, code // STALL
+    unsaid = (result == Result.STALLED.value) & (stall == 0)
+    stall = torch.where(unsaid, Stall.NO_PROGRESS.value, stall).to(code.dtype)
+    return Ending(report.iterations, report.residual, result, stall)
 
 
 class ForwardArguments(NamedTuple):
@@ -96,3 +125,46 @@ class BackwardArguments(NamedTuple):
     report: Report
     activation: str
     iteration: Iteration
+
+
+class FixedStepsArguments(NamedTuple):
+    """Make all updates of all time steps; S as in `ForwardArguments`, steps as in `Iteration`."""
+
+    x: Tensor
+    W: Tensor
+    bias: Tensor | None
+    U: Tensor | None
+    V: Tensor
+    S: Tensor
+    activation: str
+    steps: Tensor
+
+
+class UnrolledArguments(NamedTuple):
+    """Carry g, the gradient of the last state, in place to the first, through the updates.
+
+    G: (T, B, n), gradients of the states.
+    S: (T + 1, B, n) of the forward pass.
+    counts: updates that lead to each state, (T, B).
+    warm: states that have the implicit gradient in place of that of their updates, (T, B).
+    D: (T, B, n) receives the gradient of V h_{t-1} + W x_t + bias.
+    report: of the adjoint solves of the warm states.
+    steps: of the updates, (T or 1, K).
+    adjoint: how the adjoints of warm states are solved.
+    """
+
+    G: Tensor
+    x: Tensor
+    W: Tensor
+    bias: Tensor | None
+    U: Tensor | None
+    V: Tensor
+    g: Tensor
+    S: Tensor
+    counts: Tensor
+    warm: Tensor
+    D: Tensor
+    report: Report
+    activation: str
+    steps: Tensor
+    adjoint: Iteration

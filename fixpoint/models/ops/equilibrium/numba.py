@@ -19,6 +19,7 @@ from fixpoint.models.ops.common.numba_blocks import (
     as_vector,
     run,
     split,
+    widest_vectors,
 )
 from fixpoint.models.ops.common.numba_cache import cached_njit
 from fixpoint.models.ops.equilibrium.arguments import (
@@ -26,26 +27,27 @@ from fixpoint.models.ops.equilibrium.arguments import (
     ForwardArguments,
     Iteration,
 )
-from fixpoint.models.ops.equilibrium.numba_anderson import new_anderson
-from fixpoint.models.ops.equilibrium.numba_solvers import NONFINITE, solve_block
+from fixpoint.models.ops.equilibrium.numba_monitor import BEST_R, BEST_UPDATE, NONFINITE
+from fixpoint.models.ops.equilibrium.numba_solvers import new_block, new_state, solve_block
 
 
-def forward(arguments: ForwardArguments) -> None:
+def forward(arguments: ForwardArguments, counts: Tensor | None = None) -> None:
+    """counts, (T, B), receives how many updates lead to each state."""
     x, W, bias, U, V, S, C, report, activation, iteration = arguments
-    n = len(V)
-    Wt = W.t().contiguous()
-    if not 0 < 8 * W.numel() <= PRODUCT:  # too wide for blocks of rows
-        x, Wt, bias = linear(x, W, bias), Wt[:0], None
-    bias = V.new_zeros(n) if bias is None else bias.contiguous()
-    Ut = V.new_zeros(0, n) if U is None else U.t().contiguous()
-    tensors = x, Wt, bias, Ut, V.t().contiguous(), S, C, *report
+    tensors = *input_tensors(x, W, bias, U, V), S, C, *report
+    counts = report.iterations[:0] if counts is None else counts
     arrays = [v.detach().numpy() for v in tensors]
-    options = _options(iteration, V)
-    rows, ranges = split(S.shape[1], max(V.numel(), Wt.numel()))
-    run(
-        lambda first, last: _forward(*arrays, CODES[activation], *options, rows, first, last),
-        ranges,
-    )
+    options = iteration_options(iteration, V)
+    rows, ranges = split(S.shape[1], max(V.numel(), arrays[1].size))
+
+    def work(first: int, last: int) -> None:
+        state = new_state(iteration, rows, len(V), V.dtype)
+        block = new_block(rows, len(V), V.dtype)
+        _forward(
+            *arrays, counts.numpy(), CODES[activation], *options, block, state, rows, first, last
+        )
+
+    run(work, ranges)
 
 
 def backward(arguments: BackwardArguments) -> None:
@@ -53,93 +55,97 @@ def backward(arguments: BackwardArguments) -> None:
     U = V.new_zeros(0, len(V)) if U is None else U
     tensors = G, U, V, g, C, result, D, adjoint, *report
     arrays = [v.detach().numpy() for v in tensors]
-    options = _options(iteration, V)
+    options = iteration_options(iteration, V)
     rows, ranges = split(len(g), V.numel())
-    run(
-        lambda first, last: _backward(*arrays, CODES[activation], *options, rows, first, last),
-        ranges,
-    )
+
+    def work(first: int, last: int) -> None:
+        state = new_state(iteration, rows, len(V), V.dtype)
+        block = new_block(rows, len(V), V.dtype)
+        _backward(*arrays, CODES[activation], *options, block, state, rows, first, last)
+
+    run(work, ranges)
 
 
-def _options(iteration: Iteration, like: Tensor) -> tuple[Any, ...]:
-    """Steps, memory and tolerances in the dtype of the state, atol for the 2-norm."""
+def input_tensors(
+    x: Tensor, W: Tensor, bias: Tensor | None, U: Tensor | None, V: Tensor
+) -> tuple[Tensor, ...]:
+    """x, W^T, bias, U^T and V^T as the kernels take them: no W where x is W x + bias itself."""
+    Wt, n = W.t().contiguous(), len(V)
+    if not 0 < 8 * W.numel() <= PRODUCT:  # too wide for blocks of rows
+        x, Wt, bias = linear(x, W, bias), Wt[:0], None
+    bias = V.new_zeros(n) if bias is None else bias.contiguous()
+    Ut = V.new_zeros(0, n) if U is None else U.t().contiguous()
+    return x, Wt, bias, Ut, V.t().contiguous()
+
+
+def iteration_options(iteration: Iteration, like: Tensor) -> tuple[Any, ...]:
+    """Steps and tolerances in the dtype of the state, atol for the 2-norm."""
     steps = iteration.steps.detach().to(like.dtype).contiguous().numpy()
     kind = steps.dtype.type
-    return (
-        steps,
-        min(iteration.memory, like.shape[1]),
-        kind(iteration.rtol),
-        kind(iteration.atol * like.shape[1] ** 0.5),
-    )
+    return steps, kind(iteration.rtol), kind(iteration.atol * like.shape[1] ** 0.5)
 
 
 @cached_njit(nogil=True)
 def _forward(  # type: ignore[no-untyped-def]
-    X, Wt, bias, Ut, Vt, S, C, iterations, residual, result, code, steps, memory, rtol, atol, rows,
-    first, last,
+    X, Wt, bias, Ut, Vt, S, C, iterations, residual, result, counts, code, steps, rtol, atol,
+    block, state, rows, first, last,
 ):  # fmt: skip
-    (T, B, n), dtype = C.shape if len(C) > 0 else (len(S) - 1, *S.shape[1:]), Vt.dtype
-    work = np.empty((6, rows, n), dtype)
-    nothing, biases = np.zeros(rows * n, dtype), np.empty((rows, n), dtype)
-    all_marks, running, anderson = (
-        np.empty((rows, 4)),
-        np.empty(rows, np.bool_),
-        new_anderson(rows if memory > 0 else 0, n, memory, work),
-    )
-    biases[:] = bias
+    widest_vectors()
+    T, (B, n), dtype = len(S) - 1, S.shape[1:], Vt.dtype
+    unsaved, projection = np.empty((rows, n), dtype), np.empty((rows, n), dtype)
     for lo in range(first * rows, min(last * rows, B), rows):
         hi = min(lo + rows, B)
         m = hi - lo
-        q, u, f, scratch, best, unsaved = (work[0, :m], work[1, :m], work[2, :m], work[3, :m],
-                                           work[4, :m], work[5, :m])  # fmt: skip
-        marks, zeros, added = all_marks[:m], nothing[: m * n], as_vector(biases[:m])
+        q, z, u = block.q[:m], block.z[:m], projection[:m]
         for t in range(T):
-            H, z = S[t, lo:hi], S[t + 1, lo:hi]
-            final = C[t, lo:hi] if len(C) > 0 else unsaved
-            np.dot(H, Vt, q)
-            if len(Wt) > 0:
-                np.dot(X[t, lo:hi], Wt, u)
-            else:
-                u[:] = X[t, lo:hi]
-            a, b, y, x = as_vector(q), as_vector(u), as_vector(z), as_vector(H)
-            for j in range(a.size):
-                a[j] += b[j] + added[j]
+            H = S[t, lo:hi]
+            write_q(q, H, X[t, lo:hi], Wt, bias, Vt, u)
+            y, x = as_vector(z), as_vector(H)
+            for j in range(y.size):
                 y[j] = x[j]
-            best[:] = z
+            final = C[t, lo:hi] if len(C) > 0 else unsaved[:m]
             solve_block(
-                code, False, len(Ut) > 0, Ut, q, q, zeros, z, f, scratch, best, final,
-                steps[min(t, len(steps) - 1)], memory, anderson, rtol, atol, marks, running[:m],
+                block, S[t + 1, lo:hi], final, code, False, Ut, steps[min(t, len(steps) - 1)],
+                state, rtol, atol,
             )  # fmt: skip
             for i in range(m):
-                iterations[t, lo + i] = marks[i, 0]
-                residual[t, lo + i] = marks[i, 1]
-                result[t, lo + i] = marks[i, 2]
+                iterations[t, lo + i] = block.iterations[i]
+                residual[t, lo + i] = block.history[i, BEST_R]
+                result[t, lo + i] = block.codes[i]
+                if len(counts) > 0:
+                    counts[t, lo + i] = block.history[i, BEST_UPDATE]
+
+
+@cached_njit()
+def write_q(q, H, X, Wt, bias, Vt, projection):  # type: ignore[no-untyped-def]
+    """q <- V h + W x + bias of all rows."""
+    widest_vectors()
+    np.dot(H, Vt, q)
+    u = X
+    if len(Wt) > 0:
+        u = projection
+        np.dot(X, Wt, u)
+    for i in range(len(q)):
+        for j in range(len(bias)):
+            q[i, j] += u[i, j] + bias[j]
 
 
 @cached_njit(nogil=True)
 def _backward(  # type: ignore[no-untyped-def]
-    G, U, V, g, C, ended, D, adjoint, iterations, residual, result, code, steps, memory, rtol, atol,
-    rows, first, last,
+    G, U, V, g, C, ended, D, adjoint, iterations, residual, result, code, steps, rtol, atol, block,
+    state, rows, first, last,
 ):  # fmt: skip
+    widest_vectors()
     (T, B, n), dtype = C.shape, V.dtype
     zero, one = dtype.type(0), dtype.type(1)
-    work = np.empty((6, rows, n), dtype)
-    nothing = np.zeros(rows * n, dtype)
-    all_marks, running, anderson = (
-        np.empty((rows, 4)),
-        np.empty(rows, np.bool_),
-        new_anderson(rows if memory > 0 else 0, n, memory, work),
-    )
-    size = np.empty(rows, dtype)
+    size, slopes = np.empty(rows, dtype), np.empty((rows, n), dtype)
+    final = np.empty((rows, n), dtype)
     for lo in range(first * rows, min(last * rows, B), rows):
         hi = min(lo + rows, B)
         m = hi - lo
-        slope, unit, f, scratch, best, final = (work[0, :m], work[1, :m], work[2, :m], work[3, :m],
-                                                work[4, :m], work[5, :m])  # fmt: skip
-        marks, zeros = all_marks[:m], nothing[: m * n]
         for t in range(T - 1, -1, -1):
             e, u, d = g[lo:hi], adjoint[lo:hi], D[t, lo:hi]
-            s, c, y, incoming = (as_vector(slope), as_vector(C[t, lo:hi]), as_vector(e),
+            s, c, y, incoming = (as_vector(slopes[:m]), as_vector(C[t, lo:hi]), as_vector(e),
                                  as_vector(G[t, lo:hi]))  # fmt: skip
             for j in range(s.size):
                 s[j] = activation_grad(code, one, c[j], zero, one)
@@ -147,23 +153,33 @@ def _backward(  # type: ignore[no-untyped-def]
             for i in range(m):
                 if ended[t, lo + i] == NONFINITE:
                     e[i] = zero
-                    slope[i] = zero
-                largest = zero
-                for j in range(n):
-                    largest = max(largest, abs(e[i, j]))
-                size[i] = largest if largest > zero else one
-                for j in range(n):
-                    unit[i, j] = e[i, j] / size[i]
-                    u[i, j] = unit[i, j]
-                    best[i, j] = unit[i, j]
+                    slopes[i] = zero
+                size[i] = scale_row(e[i], block.q[i])
+            a, b, v = as_vector(block.slope[:m]), as_vector(block.z[:m]), as_vector(block.q[:m])
+            for j in range(s.size):
+                a[j] = s[j]
+                b[j] = v[j]
             solve_block(
-                code, True, len(U) > 0, U, slope, unit, zeros, u, f, scratch, best, final,
-                steps[min(t, len(steps) - 1)], memory, anderson, rtol, atol, marks, running[:m],
+                block, u, final[:m], code, True, U, steps[min(t, len(steps) - 1)], state, rtol,
+                atol,
             )  # fmt: skip
             for i in range(m):
                 for j in range(n):
-                    d[i, j] = u[i, j] * size[i] * slope[i, j]
-                iterations[t, lo + i] = marks[i, 0]
-                residual[t, lo + i] = marks[i, 1]
-                result[t, lo + i] = marks[i, 2]
+                    d[i, j] = u[i, j] * size[i] * slopes[i, j]
+                iterations[t, lo + i] = block.iterations[i]
+                residual[t, lo + i] = block.history[i, BEST_R]
+                result[t, lo + i] = block.codes[i]
             np.dot(d, V, e)
+
+
+@cached_njit()
+def scale_row(e, unit):  # type: ignore[no-untyped-def]
+    """unit <- e / max |e|; the divisor."""
+    zero = e.dtype.type(0)
+    largest = zero
+    for j in range(e.size):
+        largest = max(largest, abs(e[j]))
+    size = largest if largest > zero else e.dtype.type(1)
+    for j in range(e.size):
+        unit[j] = e[j] / size
+    return size

@@ -6,7 +6,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from fixpoint.models.ops.common.numba_blocks import widest_vectors
 from fixpoint.models.ops.common.numba_cache import cached_njit
 from fixpoint.solvers.anderson import GROWTH as _GROWTH
 from fixpoint.solvers.anderson import RECOVERY as _RECOVERY
@@ -36,55 +38,69 @@ class AndersonRows(NamedTuple):
     eps: np.ndarray
 
 
-@cached_njit()
-def new_anderson(rows, n, m, like):  # type: ignore[no-untyped-def]
-    dtype, eps = like.dtype, float(np.finfo(like.dtype).eps)
+def new_rows(rows: int, n: int, memory: int, dtype: torch.dtype) -> AndersonRows:
+    f, g = torch.empty(2, rows, n, dtype=dtype).numpy()
+    df, dg = torch.empty(2, rows, memory, n, dtype=dtype).numpy()
+    eps = torch.finfo(dtype).eps
     return AndersonRows(
-        np.empty((rows, n), dtype),
-        np.empty((rows, n), dtype),
-        np.empty((rows, m, n), dtype),
-        np.empty((rows, m, n), dtype),
-        np.empty((rows, m, m)),
-        np.empty((rows, 3), dtype),
-        np.empty((m + 1, n), dtype),
-        np.empty((m, m)),
-        np.empty((3, m)),
-        np.empty(m, dtype),
+        f,
+        g,
+        df,
+        dg,
+        np.empty((rows, memory, memory)),
+        np.empty((rows, 3), f.dtype),
+        np.empty((memory + 1, n), f.dtype),
+        np.empty((memory, memory)),
+        np.empty((3, memory)),
+        np.empty(memory, f.dtype),
         np.array([eps, 0.0 if eps > 1e-10 else eps**0.0625]),
     )
 
 
 @cached_njit()
-def anderson_update(state, running, k, z, f, beta):  # type: ignore[no-untyped-def]
-    """Replace the rows of z that are running by the next iterates, from f = phi(z), update k."""
+def anderson_update(state, equation, order, active, k, z, f, new, beta):  # type: ignore[no-untyped-def]
+    """Write the iterates after update k of the active places into new, from f = phi(z)."""
+    widest_vectors()
     start, g, df, dg, gram, scalars, q, r, small, gamma, eps = state
-    for i in range(len(z)):
-        if running[i]:
-            count = _add_difference(start, g, df, dg, gram, scalars, k, i, z, f)
-            newest = (k - 1) % df.shape[1]
-            if count > 0:
-                noise = eps[0] * _products_with_g(start, g, dg, small, count, i)
-                if not _solve_gram(gram, r, small, gamma, eps[1], i, newest, count, noise):
-                    _solve_qr(dg[i], g[i], newest, count, noise, q, r, small, gamma)
-            _move(start, g, df, dg, gamma, count, i, z, beta * scalars[i, 1])
+    for p in range(active):
+        i = order[p]
+        count = _add_difference(start, g, df, dg, gram, scalars, k, i, z[p], f[p])
+        newest = (k - 1) % df.shape[1]
+        if count > 0:
+            noise = eps[0] * _products_with_g(start, g, dg, small, count, i)
+            if not _solve_gram(gram, r, small, gamma, eps[1], i, newest, count, noise):
+                _solve_qr(dg[i], g[i], newest, count, noise, q, r, small, gamma)
+        _move(start, g, df, dg, gamma, count, i, new[p], beta * scalars[i, 1])
+
+
+@cached_njit()
+def anderson_restart(state, i, z, f):  # type: ignore[no-untyped-def]
+    """Forget the differences of row i, which has been put back to z with f = phi(z)."""
+    start, g, df, dg, gram, scalars, _, _, _, _, _ = state
+    df[i], dg[i], gram[i] = z.dtype.type(0), z.dtype.type(0), 0.0
+    merit = z.dtype.type(0)
+    for j in range(z.size):
+        start[i, j], g[i, j] = f[j], f[j] - z[j]
+        merit += g[i, j] * g[i, j]
+    scalars[i, 0], scalars[i, 1], scalars[i, 2] = merit, z.dtype.type(1), z.dtype.type(0)
 
 
 @cached_njit()
 def _add_difference(start, g, df, dg, gram, scalars, k, i, z, f):  # type: ignore[no-untyped-def]
     """Add what the last step of row i showed; where the next one starts; the differences kept."""
-    one, zero, n, m = z.dtype.type(1), z.dtype.type(0), z.shape[1], df.shape[1]
+    one, zero, n, m = z.dtype.type(1), z.dtype.type(0), z.size, df.shape[1]
     merit, step, place, count = zero, zero, (k - 1) % m, min(k, m)
     for j in range(n):
-        d = f[i, j] - z[i, j]
+        d = f[j] - z[j]
         merit += d * d
     if k == 0:
         for j in range(n):
-            start[i, j], g[i, j] = f[i, j], f[i, j] - z[i, j]
+            start[i, j], g[i, j] = f[j], f[j] - z[j]
         scalars[i, 0], scalars[i, 1], scalars[i, 2] = merit, one, zero
         return 0
     for j in range(n):
-        df[i, place, j] = f[i, j] - start[i, j]
-        dg[i, place, j] = (f[i, j] - z[i, j]) - g[i, j]
+        df[i, place, j] = f[j] - start[i, j]
+        dg[i, place, j] = (f[j] - z[j]) - g[i, j]
         d = df[i, place, j] - dg[i, place, j]
         step += d * d
     for c in range(count):
@@ -95,7 +111,7 @@ def _add_difference(start, g, df, dg, gram, scalars, k, i, z, f):  # type: ignor
         gram[i, c, place] = total
     if merit <= z.dtype.type(GROWTH_OF_SQUARE) * scalars[i, 0]:
         for j in range(n):
-            start[i, j], g[i, j] = f[i, j], f[i, j] - z[i, j]
+            start[i, j], g[i, j] = f[j], f[j] - z[j]
         scalars[i, 0], scalars[i, 2] = merit, zero
         scalars[i, 1] = min(one, z.dtype.type(RECOVERY) * scalars[i, 1])
     else:
@@ -125,20 +141,20 @@ def _products_with_g(start, g, dg, small, count, i):  # type: ignore[no-untyped-
 @cached_njit()
 def _move(start, g, df, dg, gamma, count, i, z, mixing):  # type: ignore[no-untyped-def]
     """z + mixing g - (dZ + mixing dG) gamma with dZ = dF - dG, from its value at mixing = 1."""
-    zero, n = z.dtype.type(0), z.shape[1]
+    zero, n = z.dtype.type(0), z.size
     rest, finite = z.dtype.type(1) - mixing, True
     for c in range(count):
         finite = finite and abs(gamma[c]) < np.inf
     for j in range(n):
-        z[i, j] = start[i, j] - rest * g[i, j]
+        z[j] = start[i, j] - rest * g[i, j]
     for c in range(count if finite else 0):
         weight = gamma[c]
         if rest == zero:
             for j in range(n):
-                z[i, j] -= weight * df[i, c, j]
+                z[j] -= weight * df[i, c, j]
         else:
             for j in range(n):
-                z[i, j] -= weight * (df[i, c, j] - rest * dg[i, c, j])
+                z[j] -= weight * (df[i, c, j] - rest * dg[i, c, j])
 
 
 @cached_njit()

@@ -1,155 +1,259 @@
 """The solver loop on a block of rows, compiled by numba: what a kernel does between two products.
 
 One block solves z = sigma(z M + q), or the affine z = (z * slope) M + q of an adjoint, with the
-rules of `fixpoint.solvers`: each row is measured after each evaluation, and a row that is done is
-frozen. No row affects another one.
+rules of `fixpoint.solvers`: each row is measured after each evaluation, and ends by itself. Rows
+that have ended leave the block, so that the products are those of active rows alone. No row
+affects another one.
 """
 
 from __future__ import annotations
 
-import math
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from numba.extending import overload
 
-from fixpoint.models.ops.common.numba_blocks import activate, as_vector
-from fixpoint.models.ops.common.numba_cache import cached_njit
-from fixpoint.models.ops.equilibrium.numba_anderson import anderson_update
-from fixpoint.solution import Result
+from fixpoint.models.ops.common.numba_blocks import activate, as_vector, widest_vectors
+from fixpoint.models.ops.common.numba_cache import FAST, cached_njit
+from fixpoint.models.ops.equilibrium import numba_anderson, numba_broyden, numba_newton
+from fixpoint.models.ops.equilibrium.arguments import Iteration
+from fixpoint.models.ops.equilibrium.numba_monitor import (
+    ACTIVE,
+    BEST_UPDATE,
+    COLUMNS,
+    CONVERGED,
+    IMPROVED,
+    NONFINITE,
+    RESTART,
+    STALL,
+    STALLED,
+    STEP_REFUSED,
+    measure,
+    observe,
+)
+from fixpoint.models.ops.equilibrium.numba_plain import Equation, PlainRows, plain_update
 
-CONVERGED, MAX_ITER = int(Result.CONVERGED), int(Result.MAX_ITER)
-STALLED, NONFINITE = int(Result.STALLED), int(Result.NONFINITE)
+TOGETHER = 8
+"""Rows of a product are a multiple of this: then BLAS computes each one alike."""
 
 
-@cached_njit()
-def solve_block(  # type: ignore[no-untyped-def]
-    code, affine, dense, M, slope, q, nothing, z, f, scratch, best, final, steps, memory, anderson,
-    rtol, atol, marks, running,
-):  # fmt: skip
-    """Solve all rows of z, (rows, n), in place; `final` receives phi of the returned z.
+class Block(NamedTuple):
+    """Work for a block. Active rows come first; `order` says which row of the block lies where.
 
-    code: of the activation; affine: solve z = (z * slope) M + q instead; dense: whether there is
-    an M, else z itself is added to q. nothing: zeros, (rows n,). f, scratch, best: work, (rows, n).
-    steps: weight of phi(z) in each update, (max_iter,), or beta where `memory` > 0 and the updates
-    are those of Anderson mixing. rtol, atol: numbers of the dtype, atol for 2-norms. marks:
-    (rows, 4) in float64 receives iterations, scaled residual, result.
-    running: (rows,) bool, work.
+    z, f, z_before, f_before, q, slope, scratch: by place, (rows rounded up, n). history: see
+    `numba_monitor`; codes, iterations: (rows,); these are by row. nothing: zeros.
     """
-    rows = len(z)
-    max_iter = steps.size
-    marks[:, 0], marks[:, 1], marks[:, 2], marks[:, 3] = 0, np.inf, NONFINITE, 0
-    running[:] = True
-    for k in range(max_iter + 1):
-        evaluate(code, affine, dense, M, slope, q, nothing, z, f, scratch)
-        for i in range(rows):
-            if not running[i]:
-                continue
-            r = scaled_residual(z, f, i, rtol, atol)
-            if not r < np.inf:
-                marks[i, 0], marks[i, 2] = k, NONFINITE
-            elif r <= 1:
-                marks[i, 0], marks[i, 1], marks[i, 2] = k, r, CONVERGED
-                copy_row(final, f, i)
-            else:
-                if r < marks[i, 1]:
-                    marks[i, 1], marks[i, 3] = r, k
-                    copy_row(best, z, i)
-                if k == max_iter:
-                    early = max_iter >= 10 and marks[i, 3] <= max_iter // 2
-                    marks[i, 0], marks[i, 2] = k, STALLED if early else MAX_ITER
-                else:
-                    if memory == 0:
-                        move(z, f, i, steps[k])
-                    continue
-            running[i] = False
-        if not running.any():
-            break
-        if memory > 0:
-            anderson_update(anderson, running, k, z, f, steps[k])
-    restore_best(code, affine, dense, M, slope, q, nothing, z, f, scratch, best, final, marks)
+
+    z: Any
+    f: Any
+    z_before: Any
+    f_before: Any
+    q: Any
+    slope: Any
+    scratch: Any
+    order: Any
+    history: Any
+    codes: Any
+    iterations: Any
+    nothing: Any
+
+
+def new_block(rows: int, n: int, dtype: torch.dtype) -> Block:
+    """Arrays aligned as torch does it."""
+    places = -(-rows // TOGETHER) * TOGETHER
+    arrays = list(torch.zeros(7, places, n, dtype=dtype).numpy())
+    order, codes, iterations = np.zeros((3, places), np.int64)
+    history, nothing = np.zeros((places, COLUMNS)), np.zeros(places * n, arrays[0].dtype)
+    return Block._make([*arrays, order, history, codes, iterations, nothing])
+
+
+def new_state(iteration: Iteration, rows: int, n: int, dtype: torch.dtype) -> Any:
+    """What the solver keeps of each row of a block."""
+    if iteration.method == "anderson":
+        return numba_anderson.new_rows(rows, n, min(iteration.memory, n), dtype)
+    if iteration.method == "broyden":
+        return numba_broyden.new_rows(rows, n, iteration.memory, iteration.growth, dtype)
+    if iteration.method == "newton":
+        return numba_newton.new_rows(rows, n, dtype)
+    return PlainRows(np.zeros(1, np.int64))
+
+
+UPDATES = {
+    PlainRows: plain_update,
+    numba_anderson.AndersonRows: numba_anderson.anderson_update,
+    numba_broyden.BroydenRows: numba_broyden.broyden_update,
+    numba_newton.NewtonRows: numba_newton.newton_update,
+}
+
+
+def update(state, equation, order, active, k, z, f, new, weight):  # type: ignore[no-untyped-def]
+    """Write the iterates after update k of the active places into `new`, from f = phi(z)."""
+    raise NotImplementedError
+
+
+@overload(update, jit_options=FAST)
+def _update_of_state(state, equation, order, active, k, z, f, new, weight):  # type: ignore[no-untyped-def]
+    method = UPDATES[state.instance_class]
+    return lambda state, equation, order, active, k, z, f, new, weight: method(
+        state, equation, order, active, k, z, f, new, weight
+    )
+
+
+def rules(state):  # type: ignore[no-untyped-def]
+    """Whether the updates are plain, and whether the solver backtracks, and restarts lost rows."""
+    raise NotImplementedError
+
+
+@overload(rules, jit_options=FAST)
+def _rules_of_state(state):  # type: ignore[no-untyped-def]
+    kind = state.instance_class
+    plain, restarts = kind is PlainRows, kind is numba_anderson.AndersonRows
+    backtracks = not plain and not restarts
+    return lambda state: (plain, backtracks, restarts)
+
+
+def restart(state, i, z, f):  # type: ignore[no-untyped-def]
+    """Forget what is kept of row i, which has been put back to z with f = phi(z)."""
+    raise NotImplementedError
+
+
+@overload(restart, jit_options=FAST)
+def _restart_of_state(state, i, z, f):  # type: ignore[no-untyped-def]
+    if state.instance_class is not numba_anderson.AndersonRows:
+        return lambda state, i, z, f: None
+    anderson_restart = numba_anderson.anderson_restart
+    return lambda state, i, z, f: anderson_restart(state, i, z, f)
 
 
 @cached_njit()
-def evaluate(code, affine, dense, M, slope, q, nothing, z, f, scratch):  # type: ignore[no-untyped-def]
-    """f <- sigma(z M + q), or (z * slope) M + q."""
-    a = z
-    if affine:
-        a = scratch
-        x, s, y = as_vector(z), as_vector(slope), as_vector(scratch)
+def solve_block(block, best, final, code, affine, M, steps, state, rtol, atol):  # type: ignore[no-untyped-def]
+    """Solve all rows from block.z; best receives z and final phi(z), (rows, n) each.
+
+    code: of the activation; affine: solve z = (z * slope) M + q instead; M: (n, n), or (0, n),
+    where z itself is added to q. steps: weight of phi(z) in each update, (max_iter,), or beta of
+    Anderson mixing. rtol, atol: of the dtype, atol for 2-norms. block.codes receives a `Result`
+    and `STALL` times a `Stall` of each row, block.history its residual.
+    """
+    z, f, z_before, f_before, q, slope, scratch, order, history, codes, iterations, nothing = block
+    widest_vectors()
+    rows, max_iter, eps = len(best), steps.size, np.float64(np.finfo(z.dtype).eps)
+    plain, backtracks, restarts = rules(state)
+    equation, active, all_converged = Equation(code, affine, M, slope), rows, True
+    for i in range(rows):
+        order[i] = i
+    for k in range(max_iter + 1):
+        evaluate(equation, q, nothing, z, f, scratch, active)
+        for p in range(active - 1, -1, -1):
+            i = order[p]
+            status = observe(
+                history[i], k, measure(z[p], f[p], rtol, atol), z[p], np.float64(atol),
+                eps, max_iter, backtracks, restarts,
+            )  # fmt: skip
+            if status == ACTIVE and history[i, IMPROVED] == 1:
+                continue
+            if status == CONVERGED:
+                copy_row(best[i], z[p])
+                copy_row(final[i], f[p])
+            elif history[i, BEST_UPDATE] == k:
+                copy_row(best[i], z[p])
+            elif history[i, BEST_UPDATE] == k - 1:
+                copy_row(best[i], z_before[p])
+            if status == RESTART:
+                copy_row(z[p], z_before[p])
+                copy_row(f[p], f_before[p])
+                restart(state, i, z[p], f[p])
+            elif status != ACTIVE:
+                codes[i], iterations[i] = status, k
+                all_converged = all_converged and status == CONVERGED
+                active -= 1
+                leave(block, p, active, z, f, z_before, f_before)
+        if active == 0:
+            break
+        if plain and steps[k] == 1:
+            z_before, z, f = z, f, z_before
+            continue
+        update(state, equation, order, active, k, z, f, z_before, steps[k])
+        if backtracks:
+            for p in range(active - 1, -1, -1):
+                i = order[p]
+                if history[i, IMPROVED] == 0 and equal_rows(z[p], z_before[p]):
+                    lost = not measure(z[p], f[p], rtol, atol)[2] < np.inf
+                    codes[i] = NONFINITE if lost else STALLED + STALL * STEP_REFUSED
+                    iterations[i], all_converged = k, False
+                    active -= 1
+                    leave(block, p, active, z, f, z_before, f_before)
+            if active == 0:
+                break
+        z_before, z = z, z_before
+        f_before, f = f, f_before
+    if not all_converged:
+        evaluate_best(block, equation, best, final)
+
+
+@cached_njit()
+def evaluate(equation, q, nothing, z, f, scratch, active):  # type: ignore[no-untyped-def]
+    """f <- phi(z) in the active places, and in those up to a multiple of `TOGETHER`."""
+    widest_vectors()
+    places = min(-(-active // TOGETHER) * TOGETHER, len(z))
+    a, out = z[:places], f[:places]
+    c, added = as_vector(out), as_vector(q[:places])
+    if equation.affine:
+        x, s, y = as_vector(a), as_vector(equation.slope[:places]), as_vector(scratch[:places])
         for j in range(x.size):
             y[j] = x[j] * s[j]
-    if dense:
-        np.dot(a, M, f)
+        a = scratch[:places]
+    if len(equation.M) > 0:
+        np.dot(a, equation.M, out)
     else:
-        f[:] = a
-    activate(0 if affine else code, as_vector(f), as_vector(q), nothing)
+        x = as_vector(a)
+        for j in range(c.size):
+            c[j] = x[j]
+    activate(0 if equation.affine else equation.code, c, added, nothing[: c.size])
 
 
 @cached_njit()
-def scaled_residual(z, f, i, rtol, atol):  # type: ignore[no-untyped-def]
-    """|f - z| / (atol + rtol |f|) of row i; inf where that is not finite."""
-    zero = z.dtype.type(0)
-    change, size = zero, zero
-    # One sum a loop: a loop with both takes longer.
-    for j in range(z.shape[1]):
-        d = f[i, j] - z[i, j]
-        change += d * d
-    for j in range(z.shape[1]):
-        size += f[i, j] * f[i, j]
-    scale = math.sqrt(size) * rtol + atol
-    # Squares within the range of the dtype keep all digits.
-    safe = np.finfo(z.dtype).tiny / np.finfo(z.dtype).eps
-    if scale * scale >= safe and change + size < np.inf:
-        return np.float64(z.dtype.type(math.sqrt(change)) / z.dtype.type(scale))
-    return _residual_in_float64(z, f, i, rtol, atol)
+def leave(block, p, last, z, f, z_before, f_before):  # type: ignore[no-untyped-def]
+    """Put the last active row into place p, whose row has ended, and q and slope of that there."""
+    if p != last:
+        for array in (z, f, z_before, f_before):
+            copy_row(array[p], array[last])
+        for array in (block.q, block.slope):
+            exchange_rows(array[p], array[last])
+        order = block.order
+        order[p], order[last] = order[last], order[p]
 
 
 @cached_njit()
-def _residual_in_float64(z, f, i, rtol, atol):  # type: ignore[no-untyped-def]
-    change, size = 0.0, 0.0
-    for j in range(z.shape[1]):
-        d = np.float64(f[i, j]) - np.float64(z[i, j])
-        change += d * d
-        size += np.float64(f[i, j]) * np.float64(f[i, j])
-    if not change + size < np.inf:
-        return np.inf
-    change, size = math.sqrt(change), math.sqrt(size)
-    tiny = np.float64(np.finfo(z.dtype).tiny)
-    scale = max(size * np.float64(rtol) + np.float64(atol), tiny * change)
-    return change / max(scale, 2.2250738585072014e-308)
+def evaluate_best(block, equation, best, final):  # type: ignore[no-untyped-def]
+    """final <- phi(best) of rows that did not converge."""
+    rows = len(best)
+    for p in range(rows):
+        copy_row(block.z[p], best[block.order[p]])
+    evaluate(equation, block.q, block.nothing, block.z, block.f, block.scratch, rows)
+    for p in range(rows):
+        i = block.order[p]
+        if block.codes[i] != CONVERGED:
+            copy_row(final[i], block.f[p])
 
 
 @cached_njit()
-def move(z, f, i, weight):  # type: ignore[no-untyped-def]
-    """z + weight (f - z) of row i, exactly f at weight 1; see `torch.lerp`."""
-    one = z.dtype.type(1)
-    if weight == one:
-        copy_row(z, f, i)
-    elif weight < z.dtype.type(0.5):
-        for j in range(z.shape[1]):
-            z[i, j] += weight * (f[i, j] - z[i, j])
-    else:
-        for j in range(z.shape[1]):
-            z[i, j] = f[i, j] - (f[i, j] - z[i, j]) * (one - weight)
+def copy_row(to, given):  # type: ignore[no-untyped-def]
+    for j in range(to.size):
+        to[j] = given[j]
 
 
 @cached_njit()
-def copy_row(to, given, i):  # type: ignore[no-untyped-def]
-    for j in range(to.shape[1]):
-        to[i, j] = given[i, j]
+def exchange_rows(a, b):  # type: ignore[no-untyped-def]
+    for j in range(a.size):
+        x = a[j]
+        a[j] = b[j]
+        b[j] = x
 
 
 @cached_njit()
-def restore_best(  # type: ignore[no-untyped-def]
-    code, affine, dense, M, slope, q, nothing, z, f, scratch, best, final, marks
-):
-    """Put rows that did not converge back to their smallest residual."""
-    failed = False
-    for i in range(len(z)):
-        if marks[i, 2] != CONVERGED:
-            failed = True
-            copy_row(z, best, i)
-    if failed:
-        evaluate(code, affine, dense, M, slope, q, nothing, z, f, scratch)
-        for i in range(len(z)):
-            if marks[i, 2] != CONVERGED:
-                copy_row(final, f, i)
+def equal_rows(a, b):  # type: ignore[no-untyped-def]
+    different = 0
+    for j in range(a.size):
+        different += a[j] != b[j]
+    return different == 0

@@ -20,6 +20,7 @@ from fixpoint.models.ops.common.numba_blocks import (
     cached_njit,
     run,
     split,
+    widest_vectors,
 )
 from fixpoint.models.ops.leaky.arguments import BackwardArguments, ForwardArguments
 
@@ -49,6 +50,7 @@ def backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor]:
 
 @cached_njit(nogil=True)
 def _forward(X, Wt, bias, At, a, b, h, S, C, code, every, rows, first, last):  # type: ignore[no-untyped-def]
+    widest_vectors()
     (T, K), (B, n) = a.shape, h.shape
     products, drives = np.empty((rows, n), At.dtype), np.empty((rows, n), At.dtype)
     unsaved, biases = np.empty((rows, n), At.dtype), np.empty((rows, n), At.dtype)
@@ -75,6 +77,7 @@ def _forward(X, Wt, bias, At, a, b, h, S, C, code, every, rows, first, last):  #
 
 @cached_njit(nogil=True)
 def _backward(G, A, a, b, g, S, C, D, V, da, db, code, rows, first, last):  # type: ignore[no-untyped-def]
+    widest_vectors()
     (T, K), (B, n) = a.shape, g.shape
     zero, one = A.dtype.type(0), A.dtype.type(1)
     products, nothing = np.empty((rows, n), A.dtype), np.zeros((rows, n), A.dtype)

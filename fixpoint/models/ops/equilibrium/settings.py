@@ -1,0 +1,97 @@
+"""Which solvers and backwards the equilibrium scan takes, and their settings for its kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fixpoint.backward import Implicit, Unrolled
+from fixpoint.models.ops.common import dispatch as op
+from fixpoint.models.ops.equilibrium.arguments import Inputs, Iteration, Method
+from fixpoint.solvers import Anderson, Broyden, InexactNewton, Newton, Picard, Solver
+
+METHODS = {
+    Picard: "plain",
+    InexactNewton: "plain",
+    Anderson: "anderson",
+    Broyden: "broyden",
+    Newton: "newton",
+}
+MAX_FACTORIZED = 128
+"""Most units for which a kernel factorizes I - J."""
+
+
+def unsupported_method(solver: Solver, backward: object, device: torch.device) -> str | None:
+    """Why the scan cannot take this solver and backward on this device, or None where it can."""
+    if device.type != "cuda" and not op.has_numba():
+        return "it needs numba, which is not installed"
+    if isinstance(backward, Unrolled):
+        return _why_not_unrolled(solver, backward)
+    if not isinstance(backward, Implicit):
+        return f"it differentiates by Implicit() or Unrolled(), not {type(backward).__name__}"
+    if backward.reuse_factors:
+        return "it starts each adjoint solve at its right side, without reuse_factors"
+    for what, used in (("solver", solver), ("adjoint solver", backward.solver)):
+        if used is not None and (reason := _unsupported_solver(used)):
+            return f"its {what} {reason}"
+    if isinstance(solver, InexactNewton) and solver.timesteps and backward.solver is None:
+        return "its adjoint needs a solver without timesteps: give one to Implicit(solver)"
+    return None
+
+
+def _unsupported_solver(solver: Solver) -> str | None:
+    name = type(solver).__name__
+    if type(solver) not in METHODS:
+        known = ", ".join(kind.__name__ for kind in METHODS)
+        return f"must be one of {known}, not {name}"
+    if not solver.has_tolerance:
+        return f"must stop at a tolerance, and {name} has rtol = atol = 0"
+    if isinstance(solver, Anderson) and solver.ridge > 0:
+        return "must have ridge=0"
+    if isinstance(solver, Newton) and solver.linear != "direct":
+        return 'must have linear="direct"'
+    return _unsupported_option(solver)
+
+
+def _why_not_unrolled(solver: Solver, backward: Unrolled) -> str | None:
+    if type(solver) not in (Picard, InexactNewton):
+        return f"it unrolls the updates of Picard and InexactNewton, not {type(solver).__name__}"
+    if backward.last is not None:
+        return f"it unrolls all updates, not the last {backward.last}"
+    reason = _unsupported_option(solver)
+    return f"its solver {reason}" if reason else None
+
+
+def _unsupported_option(solver: Solver) -> str | None:
+    for option, default in (("norm", None), ("record", None), ("keep_best", True)):
+        if getattr(solver, option) is not default:
+            return f"must have {option}={default}"
+    return None if solver.check_every == 1 else "must have check_every=1"
+
+
+def too_many_units(method: Method, inputs: Inputs) -> str | None:
+    """Why Newton steps cannot take a U of this size, or None."""
+    n = inputs.h0.shape[1]
+    solvers = method.solver, getattr(method.backward, "solver", None)
+    if inputs.U is None or n <= MAX_FACTORIZED or not any(isinstance(s, Newton) for s in solvers):
+        return None
+    return f"it factorizes I - J of at most {MAX_FACTORIZED} units, and the state has {n}"
+
+
+def steps_of(solver: Solver, T: int) -> Tensor:
+    """Weight of phi(z) in each update, or beta of Anderson mixing, (T or 1, max_iter)."""
+    if isinstance(solver, InexactNewton):
+        return torch.atleast_2d(solver.steps_until(T))[:, : solver.max_iter]
+    beta = solver.beta if isinstance(solver, Picard | Anderson) else 1.0
+    return torch.full((1, solver.max_iter), beta, dtype=torch.float64)
+
+
+def iteration_of(solver: Solver, T: int, like: Tensor) -> Iteration:
+    """How a kernel solves T time steps of states like one, (B, n)."""
+    method, memory, growth, n = METHODS[type(solver)], 0, 0.0, like.shape[1]
+    if isinstance(solver, Anderson):
+        memory = min(solver.memory, n)
+    if isinstance(solver, Broyden):
+        memory, growth = solver.most_factors(n, like.dtype), solver.growth
+    steps = steps_of(solver, T).detach().to(like.device)
+    return Iteration(steps, memory, solver.rtol, solver.atol, method, growth)
