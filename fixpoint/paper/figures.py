@@ -263,7 +263,11 @@ def solvers(runs: Runs) -> Figure:
     rtols = [10.0**-p for p in range(2, 13, 2)]
     points = work_precision(map_, z0, chosen, rtols=rtols, repeats=7)
     plots.plot_work_precision(points, axes[1], by="seconds")
-    return plots.figure_of(axes[0])
+    drawn = plots.figure_of(axes[0])
+    for one in axes:
+        one.get_legend().remove()  # one for both: with so many solvers it is as high as a panel
+    plots.legend_below(drawn, axes, columns=5)
+    return drawn
 
 
 def gradient(runs: Runs) -> Figure:
