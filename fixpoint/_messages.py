@@ -33,6 +33,13 @@ SYNONYMS = {
 """Letters of papers, and names of other libraries, with the option that they stand for."""
 
 
+OF_SOLVERS = {
+    "eta": "InexactNewton",
+    **dict.fromkeys(("rtol", "atol", "memory", "beta"), "Anderson"),
+}
+"""Options of solvers, each with a solver that has it."""
+
+
 def unknown_option(owner: str, given: str, known: Iterable[str]) -> str:
     """Say that `owner` has no option `given`, and which one a letter of a paper stands for.
 
@@ -40,11 +47,13 @@ def unknown_option(owner: str, given: str, known: Iterable[str]) -> str:
     "unknown InexactNewton option 'K': expected one of max_iter, eta; 'K' is 'max_iter' here"
     """
     names = list(known)
-    meant = SYNONYMS.get(given)
-    if meant not in names:
-        return unknown_name(f"{owner} option", given, names)
-    listed = f"expected one of {', '.join(names)}"
-    return f"unknown {owner} option {given!r}: {listed}; {given!r} is {meant!r} here"
+    meant = SYNONYMS.get(given, given)
+    text = f"unknown {owner} option {given!r}: expected one of {', '.join(names)}"
+    if meant in names:
+        return f"{text}; {given!r} is {meant!r} here"
+    if meant in OF_SOLVERS and "solver" in names:
+        return f"{text}; it is one of the solver: solver={OF_SOLVERS[meant]}({meant}=...)"
+    return unknown_name(f"{owner} option", given, names)
 
 
 def missing_extra(what: str, package: str, extra: str) -> ImportError:

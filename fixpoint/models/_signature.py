@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
+from collections.abc import Callable
 from typing import Any
+
+from fixpoint._messages import unknown_option
 
 
 class _FullSignature:
@@ -17,10 +22,37 @@ class ShowsAllOptions:
     """A class for which `help` and `inspect.signature` show every option by name.
 
     `**options` of a constructor stands for the keyword arguments of the next constructor in the
-    method resolution order, and after the last one for those of its `cell_class`.
+    method resolution order, and after the last one for those of its `cell_class`. An option that
+    none of them has is answered by the name that it may stand for.
     """
 
     __signature__: Any = _FullSignature()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = _answering(cls.__init__)  # type: ignore[method-assign]
+
+
+_UNKNOWN = re.compile(r"(?:unexpected keyword argument|^unknown \w+ option) '(\w+)'")
+
+
+def _answering(construct: Callable[..., None]) -> Callable[..., None]:
+    """The constructor, whose error for an unknown option lists the known ones."""
+
+    @functools.wraps(construct)
+    def answering(self: Any, *values: Any, **options: Any) -> None:
+        try:
+            construct(self, *values, **options)
+        except TypeError as error:
+            cls, found = type(self), _UNKNOWN.search(str(error))
+            outermost = cls.__init__ is answering
+            if not outermost or found is None or found[1] not in options:
+                raise
+            known = full_signature(cls).parameters
+            raise TypeError(unknown_option(cls.__name__, found[1], known)) from None
+
+    return answering
 
 
 def full_signature(cls: type) -> inspect.Signature:

@@ -10,6 +10,7 @@ from fixpoint.models import (
     ERNN,
     EURNN,
     UGRNN,
+    ERNNCell,
     FastGRNN,
     FastRNN,
     FastRNNCell,
@@ -67,8 +68,32 @@ def test_an_unknown_option_is_refused(cls):
 
 @pytest.mark.parametrize(
     ("cls", "letter", "option"),
-    [(ERNN, "K", "max_iter"), (ERNN, "T", "timesteps"), (FastRNN, "r", "rank")],
+    [
+        (ERNN, "K", "max_iter"),
+        (ERNN, "T", "timesteps"),
+        (FastRNN, "r", "rank"),
+        (ERNNCell, "K", "max_iter"),
+        (FastRNNCell, "r", "rank"),
+        (JordanMap, "r", "rank"),
+    ],
 )
 def test_a_letter_of_a_paper_is_answered_by_the_option(cls, letter, option):
     with pytest.raises(TypeError, match=f"unknown {cls.__name__} option {letter!r}.*{option!r} he"):
         cls(2, 3, **{letter: 2})
+
+
+def test_an_option_of_the_solver_is_answered_by_the_solver():
+    with pytest.raises(TypeError, match=r"unknown ERNN option 'eta'.*solver=InexactNewton\(eta="):
+        ERNN(2, 3, eta=0.1)
+    with pytest.raises(TypeError, match=r"solver=Anderson\(rtol=\.\.\.\)"):
+        ERNN(2, 3, tol=0.1)
+
+
+def test_an_error_inside_a_constructor_of_a_user_is_left_as_it_is():
+    class Mine(ERNN):
+        def __init__(self, size, **options):
+            super().__init__(size, options.pop("width"))
+            torch.zeros(1, unheard=2)
+
+    with pytest.raises(TypeError, match="zeros"):
+        Mine(2, width=3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from typing import Any, NamedTuple
 
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fixpoint._messages import unknown_option
 from fixpoint._validation import at_least
-from fixpoint.models._signature import ShowsAllOptions, full_signature
+from fixpoint.models._signature import ShowsAllOptions
 from fixpoint.models.rnn.base_cell import RecurrentCell
 
 
@@ -100,20 +98,10 @@ class Recurrent(ShowsAllOptions, nn.Module):
         size = input_size
         for layer in range(num_layers):
             for direction in self._directions:
-                cell = self._new_cell(size, options)
+                cell = self.cell_class(size, hidden_size, **options)
                 self.add_module(f"l{layer}{direction}", cell)
                 options = copy.deepcopy(options)
             size = hidden_size * len(self._directions)
-
-    def _new_cell(self, input_size: int, options: dict[str, Any]) -> RecurrentCell:
-        try:
-            return self.cell_class(input_size, self.hidden_size, **options)
-        except TypeError as error:
-            name = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-            if name is None:
-                raise
-            known = full_signature(type(self)).parameters
-            raise TypeError(unknown_option(type(self).__name__, name[1], known)) from None
 
     @property
     def _directions(self) -> tuple[str, ...]:
