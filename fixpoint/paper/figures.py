@@ -264,9 +264,7 @@ def solvers(runs: Runs) -> Figure:
     points = work_precision(map_, z0, chosen, rtols=rtols, repeats=7)
     plots.plot_work_precision(points, axes[1], by="seconds")
     drawn = plots.figure_of(axes[0])
-    for one in axes:
-        one.get_legend().remove()  # one for both: with so many solvers it is as high as a panel
-    plots.legend_below(drawn, axes, columns=5)
+    plots.legend_below(drawn, axes, columns=5)  # of so many solvers it is as high as a panel
     return drawn
 
 

@@ -199,9 +199,11 @@ def literal(text: str) -> str:
 
 
 def legend_below(figure: Figure, axes: list[Axes], *, columns: int = 2) -> None:
-    """One legend for all axes, under them: inside it would hide a curve."""
+    """One legend for all axes in the place of theirs, under them: inside it would hide a curve."""
     handles: dict[str, Any] = {}
     for one in axes:
+        if (own := one.get_legend()) is not None:
+            own.remove()
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     figure.legend(
