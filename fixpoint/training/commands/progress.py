@@ -16,6 +16,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 from fixpoint._messages import printable
 from fixpoint.training.commands.console import say
@@ -25,6 +26,9 @@ from fixpoint.training.results.aggregate import mean_and_sd
 
 COMPILED = ("ernn", "fastrnn", "fastgrnn", "ugrnn", "spectralrnn")
 """Models whose recurrence numba compiles in the first batch, unless its cache has it."""
+
+WIDE = 150
+"""Columns of a terminal that hold the name of a run, its bar and its result."""
 
 
 class RunProgress:
@@ -98,12 +102,14 @@ def run_name(recipe: Recipe) -> str:
 
 
 def _bars(console: Console) -> Progress:
+    """Names are wrapped where a terminal is narrow, and bars left out: no number is cut."""
+    wide = console.width >= WIDE
     return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=wide)),
+        *((BarColumn(),) if wide else ()),
         MofNCompleteColumn(),
         TextColumn("epochs"),
-        TimeElapsedColumn(),
+        *((TimeElapsedColumn(),) if wide else ()),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}", markup=False),
         console=console,

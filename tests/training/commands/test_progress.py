@@ -8,6 +8,7 @@ from rich.console import Console
 from fixpoint.models.rnn.base_cell import RecurrentCell
 from fixpoint.training.commands import progress
 from fixpoint.training.commands.progress import COMPILED, RunProgress
+from fixpoint.training.engine.fit import Epoch
 from fixpoint.training.engine.model_factory import LAYERS, _layer, resolve
 from fixpoint.training.recipe.schema import Recipe
 
@@ -56,3 +57,13 @@ def test_the_models_that_compile_are_those_with_a_fused_path(model):
     cell = getattr(_layer(options, 3, 5), "l0", None)
     fused = isinstance(cell, RecurrentCell) and cell.no_fused_path() is None
     assert fused == (model in COMPILED)
+
+
+def test_no_number_is_cut_on_a_narrow_terminal():
+    recipe, text = Recipe().changed(dataset="a-long-name-of-a-data-set"), io.StringIO()
+    epoch = Epoch(1, 1.0984, 1.0, 33.33, None, 1.0, 0.01, None, None, None, None, None)
+    for width in (80, 100, 200):
+        with RunProgress(Console(file=text, force_terminal=True, width=width), [recipe]) as shown:
+            shown.advance(recipe, epoch)
+        assert "loss 1.098, test 33.3 %" in text.getvalue()
+        text.truncate(0)
