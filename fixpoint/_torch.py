@@ -39,6 +39,7 @@ __all__ = [
     "is_functorch_wrapped_tensor",
     "made_since",
     "no_gradients",
+    "outside_graph",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -75,6 +76,25 @@ def inside_vmap(x: Tensor) -> bool:
             return True
         x = get_unwrapped(x)
     return False
+
+
+R = TypeVar("R")
+
+
+def outside_graph(f: Callable[..., R], *arguments: Any) -> R:
+    """f(*arguments), which torch.compile leaves out of its graph.
+
+    `torch.compiler.disable` as a decorator would import the compiler with the package.
+    """
+    return torch.compiler.disable(f)(*arguments)
+
+
+outside_graph._torchdynamo_disable = True  # type: ignore[attr-defined]
+outside_graph._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "when a solve to a tolerance ends depends on values, and Implicit, Newton and "
+    "LevenbergMarquardt differentiate phi; a fixed number of steps (rtol=0, atol=0) of the other "
+    "solvers with Unrolled() or Phantom() compiles to one graph"
+)
 
 
 def version(x: Tensor) -> int:

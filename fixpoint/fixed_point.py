@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from fixpoint._torch import outside_graph
 from fixpoint._tree import Map, Packing, Tree
 from fixpoint.backward import Backward, Implicit
 from fixpoint.failure import NonConvergenceHandler, OnFailure
@@ -51,9 +52,16 @@ def solve(
         tensor([[0.7391],
                 [0.7391]])
     """
+    solver = make_solver(solver)
+    if torch.compiler.is_compiling() and not solver.compiles:
+        return outside_graph(_solve, phi, z0, solver, t, batched)
+    return _solve(phi, z0, solver, t, batched)
+
+
+def _solve(phi: Map, z0: Tree, solver: Solver, t: int | None, batched: bool) -> Solution:
     packing = Packing(z0, batched=batched)
     with torch.no_grad():
-        solution = make_solver(solver).run(packing.wrap(phi), packing.start(z0), t)
+        solution = solver.run(packing.wrap(phi), packing.start(z0), t)
     return replace(solution, z=packing.unpack(solution.z))
 
 
@@ -109,6 +117,14 @@ class FixedPoint(nn.Module):
 
         `options` of the solver, `max_iter`, `rtol`, ..., hold for this call alone.
         """
+        compiling = torch.compiler.is_compiling()
+        if compiling and (options or not self.backward.compiles(self.solver)):
+            return outside_graph(self._solve, phi, z0, t, batched, dict(options))
+        return self._solve(phi, z0, t, batched, options)
+
+    def _solve(
+        self, phi: Map, z0: Tree, t: int | None, batched: bool, options: IterativeOptions
+    ) -> Solution:
         packing = Packing(z0, batched=batched)
         solver = self.solver
         if options:

@@ -1,9 +1,18 @@
-"""A fixed number of steps is one graph under torch.compile."""
+"""torch.compile: one graph of a fixed number of steps; other solves remain outside of it."""
 
 import pytest
 import torch
 
-from fixpoint import FixedPoint, InexactNewton, Phantom, Picard, Unrolled, make_solver
+from fixpoint import (
+    FixedPoint,
+    InexactNewton,
+    Newton,
+    Phantom,
+    Picard,
+    Unrolled,
+    make_solver,
+    solve,
+)
 
 
 @pytest.mark.parametrize("name", ["picard", "inexact-newton", "anderson", "broyden"])
@@ -43,3 +52,35 @@ def test_the_phantom_gradient_of_fixed_steps_compiles_without_a_break():
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     found = [torch.autograd.grad(f(x).sum(), U)[0] for f in (run, compiled)]
     assert torch.allclose(*found, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch, after a break
+@pytest.mark.parametrize(
+    "layer",
+    [
+        FixedPoint(),
+        FixedPoint(Newton(max_iter=5, rtol=0.0, atol=0.0), Unrolled()),
+        FixedPoint(Picard(), Phantom(2)),
+    ],
+    ids=["to a tolerance", "Newton", "Phantom"],
+)
+def test_what_does_not_compile_is_left_out_of_the_graph(layer):
+    U = (torch.randn(4, 4, generator=torch.Generator().manual_seed(0)) / 4).requires_grad_()
+
+    def run(x):
+        return 2 * layer(lambda z: torch.tanh(z @ U.T + x), torch.zeros_like(x)).z
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, backend="eager")
+    for x in (torch.ones(2, 4), torch.ones(3, 4)):
+        plain, fast = (f(x) for f in (run, compiled))
+        assert torch.equal(plain, fast)
+        gradients = [torch.autograd.grad(z.square().sum(), U)[0] for z in (plain, fast)]
+        assert torch.equal(*gradients)
+
+
+def test_one_graph_of_a_solve_to_a_tolerance_is_refused_with_the_reason():
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: solve(torch.cos, x).z, fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="a fixed number of steps"):
+        run(torch.zeros(2, 1))

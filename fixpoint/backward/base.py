@@ -22,6 +22,10 @@ class Backward(nn.Module):
     def check(self, solver: Solver) -> None:
         """Refuse, with the remedy, a solver that this backward cannot serve."""
 
+    def compiles(self, solver: Solver) -> bool:
+        """Whether torch.compile makes one graph of such a solve; else it leaves it out."""
+        return solver.compiles
+
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         """The solution with a differentiable z."""
         raise NotImplementedError

@@ -93,6 +93,9 @@ class Implicit(Backward):
                 "it out"
             )
 
+    def compiles(self, solver: Solver) -> bool:
+        return False
+
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         self.adjoints.clear()
         if inside_forward_mode():

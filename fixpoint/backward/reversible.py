@@ -64,6 +64,9 @@ class Reversible(Backward):
                 f"{solver}: use Picard or InexactNewton with rtol = atol = 0, or Implicit()"
             )
 
+    def compiles(self, solver: Solver) -> bool:
+        return False
+
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         updates = cast(IterativeSolver, solver)
 

@@ -125,6 +125,11 @@ class Solver(nn.Module):
         return False
 
     @property
+    def compiles(self) -> bool:
+        """Whether torch.compile makes one graph of a solve; else it leaves the solve out."""
+        return False
+
+    @property
     def has_tolerance(self) -> bool:
         """Whether the solver stops at a tolerance; else it makes exactly `max_iter` updates."""
         return self.rtol > 0 or self.atol > 0 or any(self.leaf_atol or ())
@@ -264,6 +269,11 @@ class IterativeSolver(Solver):
         Where it does, `update` may read numbers too, and leave out what no sample needs.
         """
         return self.has_tolerance and self.check_every == 1
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a number of steps is fixed and phi not differentiated."""
+        return not (self.has_tolerance or self.needs_derivatives or self.record is not None)
 
     def init(self, z: Tensor, t: int | None) -> Any:
         """State before the first update; z is (B, D), t the time index of a sequence."""
