@@ -21,6 +21,8 @@ from fixpoint.solvers.line_search import LineSearchState, accept_or_backtrack
 Preconditioner = Callable[[Tensor, Tensor], Tensor]
 BASIS_BYTES = 2**22
 """What the spaces of one sample may take by default."""
+MAX_PLAIN_GROWTH = 2.0
+"""How much |g| may grow by a plain step in place of one that leaves the domain of phi."""
 MIN_MEMORY = 30
 """Products of a cycle by default, however large a state is."""
 
@@ -28,6 +30,8 @@ MIN_MEMORY = 30
 class NewtonState(NamedTuple):
     """The step being tried, and the forcing term and `LinearResult` of its linear solve, (B,).
 
+    plain: whether the step is a plain one in place of one that left the domain of phi, (B, 1),
+        and newton: the Newton direction, (B, D); None while no sample makes such a step.
     linear_result is None with "direct", and blocks, the spaces of the last GMRES solve, empty.
     """
 
@@ -35,14 +39,17 @@ class NewtonState(NamedTuple):
     forcing: Tensor
     linear_result: Tensor | None = None
     blocks: tuple[Block, ...] = ()
+    plain: Tensor | None = None
+    newton: Tensor | None = None
 
 
 class Newton(IterativeSolver):
     """z <- z + lambda s with (I - J) s = phi(z) - z, J = d phi / d z.
 
-    A step that leaves the domain of phi or does not lower |phi(z) - z| is taken back and
-    shortened, each sample by itself; a sample whose steps are all refused is STALLED, at a
-    minimum of |phi(z) - z| that is not a solution or at a singular I - J.
+    A step that does not lower |phi(z) - z| is taken back and shortened, each sample by itself; a
+    sample whose steps are all refused is STALLED, at a minimum of |phi(z) - z| that is not a
+    solution or at a singular I - J. In place of one that leaves the domain of phi the plain step
+    is made, unless that leaves it too or doubles |phi(z) - z|.
 
     Quadratic near a solution, whether or not phi is a contraction. An update costs D
     vector-Jacobian products and a D x D factorization with "direct" (D up to a few hundred), or
@@ -102,9 +109,9 @@ class Newton(IterativeSolver):
         *,
         derivatives: Derivatives,
     ) -> tuple[Tensor, NewtonState]:
-        trial = None if state is None else state.trial
+        trial, max_merit = (None, None) if state is None else (state.trial, _max_merit(state))
         accepted, all_accepted, z, g, merit, step_size = accept_or_backtrack(
-            trial, z, fz, may_sync=self.may_sync
+            trial, z, fz, may_sync=self.may_sync, max_merit=max_merit
         )
         forcing = _forcing(state, accepted, merit)
         linear_result: Tensor | None = None
@@ -115,13 +122,17 @@ class Newton(IterativeSolver):
             rtol = torch.where(accepted[:, 0], forcing, torch.inf)  # the others have a direction
             solution = self._krylov(derivatives, z, g, rtol, () if state is None else state.blocks)
             direction, linear_result, blocks = solution.x, solution.result, solution.blocks
+        plain: Tensor | None = None
+        newton: Tensor | None = None
         if state is not None and not all_accepted:
-            direction = torch.where(accepted, direction, state.trial.direction)
+            refused, step_size, plain, newton = _refused(state, fz, step_size)
+            direction = torch.where(accepted, direction, refused)
+            plain = plain & ~accepted
             if linear_result is not None and state.linear_result is not None:
                 linear_result = torch.where(accepted[:, 0], linear_result, state.linear_result)
         new = (z + step_size * direction).to(z.dtype)
         new_trial = LineSearchState(z, g, merit, direction, step_size)
-        return new, NewtonState(new_trial, forcing, linear_result, blocks)
+        return new, NewtonState(new_trial, forcing, linear_result, blocks, plain, newton)
 
     def _krylov(
         self,
@@ -163,6 +174,36 @@ class Newton(IterativeSolver):
     def extra_repr(self) -> str:
         memory = "" if self.memory is None else f", memory={self.memory}"
         return f"linear={self.linear!r}{memory}, {super().extra_repr()}"
+
+
+def _max_merit(state: NewtonState) -> Tensor | None:
+    """Largest |g|^2 at which the step being tried is accepted, (B, 1); None: as by Armijo."""
+    if state.plain is None:
+        return None
+    armijo = (1 - 2e-4 * state.trial.step_size) * state.trial.merit
+    return torch.where(state.plain, MAX_PLAIN_GROWTH**2 * state.trial.merit, armijo)
+
+
+def _refused(
+    state: NewtonState, fz: Tensor, step_size: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What samples try after a step that ended where phi is fz and was not accepted.
+
+    Returns:
+        The direction, (B, D), the step size, whether the step is plain, (B, 1) each, and the
+        Newton direction, (B, D).
+    """
+    trial = state.trial
+    was_plain = (
+        torch.zeros_like(step_size, dtype=torch.bool) if state.plain is None else state.plain
+    )
+    newton = trial.direction
+    if state.newton is not None:
+        newton = torch.where(was_plain, state.newton, newton)
+    outside = ~fz.detach().isfinite().all(1, keepdim=True)
+    plain = outside & (trial.step_size == 1) & ~was_plain
+    step_size = torch.where(plain, 1.0, step_size)
+    return torch.where(plain, trial.g, newton), step_size, plain, newton
 
 
 def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> Tensor:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.hard_problems import HARD, STIFF
+from support.hard_problems import HARD, STIFF, tanh_layer
 from support.problems import PROBLEMS
 
 from fixpoint import (
@@ -119,3 +119,19 @@ def test_levenberg_marquardt_solves_a_tanh_layer_of_gain_6(seed):
     assert not newton.converged.any()
     assert lm.converged.all()
     assert lm.iterations.item() <= 20
+
+
+@pytest.mark.parametrize("seed", [102, 114, 128])
+def test_levenberg_marquardt_leaves_minima_that_are_not_solutions(seed):
+    """Without plain steps it ends at a minimum of |phi(z) - z| in each of these layers."""
+    phi, z0 = tanh_layer(6.0, 10, seed=seed), torch.zeros(1, 10, dtype=torch.float64)
+    solver = LevenbergMarquardt(max_iter=300, rtol=1e-10, atol=0.0)
+    z = solve(phi, z0, solver).check().z
+    assert torch.allclose(phi(z), z, rtol=1e-8)
+
+
+def test_levenberg_marquardt_stops_where_there_is_no_solution():
+    """z^2 + 1 = phi(z) - z has its minimum at 0, where plain steps lead away."""
+    solution = solve(lambda z: z + z**2 + 1, torch.full((1, 1), -0.5), LevenbergMarquardt())
+    assert not solution.converged.any()
+    assert solution.residual.isfinite().all()

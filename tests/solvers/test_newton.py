@@ -111,3 +111,28 @@ def test_newton_writes_nothing_on_itself():
     _, state = solver.run_with_state(problem.phi, problem.z0)
     assert vars(solver) == before
     assert state.linear_result.tolist() == [LinearResult.CONVERGED]
+
+
+@pytest.mark.parametrize("linear", ["direct", "gmres"])
+@pytest.mark.parametrize("start", [1.0001, 1.001, 1.01])
+def test_a_step_out_of_the_domain_is_replaced_by_a_plain_one(linear, start):
+    """At the pole n = 1, to which the Newton direction points, phi(n) - n has its limit 0."""
+
+    def phi(n):
+        return torch.log(3 / n) / torch.log(3.7477525683 * n / (n - 1)) + 1
+
+    z0 = torch.tensor([[start]], dtype=torch.float64)
+    solution = solve(phi, z0, Newton(linear=linear, rtol=1e-12))
+    assert solution.check().iterations.item() <= 12
+    assert abs(solution.z.item() - 1.3) < 1e-9
+
+
+def test_newton_is_shortened_where_the_plain_step_leaves_the_domain_too():
+    """From 4 the plain step ends at 10.9 and the Newton step at -1.5, of a domain (0, 5)."""
+
+    def phi(z):
+        return z + torch.where((z > 0) & (z < 5), 5 * torch.log(z), torch.nan)
+
+    z0 = torch.tensor([[4.0]], dtype=torch.float64)
+    solution = solve(phi, z0, Newton(rtol=1e-12))
+    assert abs(solution.check().z.item() - 1) < 1e-9
