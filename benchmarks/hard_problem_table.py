@@ -6,6 +6,7 @@ python benchmarks/hard_problem_table.py
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import warnings
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 import scipy.optimize
 import torch
 import torchdeq
-from torch import Tensor
+from recorder import ACCEPTED, BUDGET, GOAL, Recorder, largest_residual, relative_residual
 
 import fixpoint
 from fixpoint import make_solver, solve
@@ -24,47 +25,28 @@ sys.path.insert(0, str(ROOT / "tests"))
 from support.hard_problems import HARD, STIFF  # noqa: E402
 from support.problems import Problem  # noqa: E402
 
-BUDGET = 300
 OURS = ("anderson", "broyden", "newton", "newton-krylov", "levenberg-marquardt", "auto")
+OPTIMISTIX = json.loads((ROOT / "docs" / "optimistix.json").read_text())
 SCIPY = ("anderson", "broyden1", "krylov")
 
 
-class Recorder:
-    """phi, counting evaluations up to the first whose relative residual is 1e-10 at most."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.phi, self.calls, self.best, self.at = problem.phi, 0, float("inf"), 0
-
-    def __call__(self, z: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls > BUDGET or self.best <= 1e-10:
-            raise StopIteration
-        fz = self.phi(z)
-        residual = relative(fz - z, fz)
-        if residual < self.best:
-            self.best, self.at = residual, self.calls
-        return fz
-
-
-def relative(residual: Tensor, fz: Tensor) -> float:
-    """|phi(z) - z| / |phi(z)|, 0 where both are 0."""
-    return float(residual.norm() / fz.norm().clamp_min(torch.finfo(fz.dtype).tiny))
-
-
 def ours(problem: Problem, name: str) -> str:
-    solver = make_solver(name, max_iter=BUDGET - 1, rtol=1e-10, atol=0.0)
+    solver = make_solver(name, max_iter=BUDGET - 1, rtol=GOAL, atol=0.0)
     solution = solve(problem.phi, problem.z0, solver)
-    fz = problem.phi(solution.z)
-    residual = relative(fz - solution.z, fz)
-    products = f" + {solution.products}" if solution.products else ""
-    return f"{solution.evaluations}{products}" if residual <= 1e-9 else "-"
+    largest = largest_residual(problem.phi, problem.z0)
+    r = relative_residual(solution.z, problem.phi(solution.z), largest)
+    return count(solution.evaluations, solution.products) if r <= ACCEPTED else "-"
+
+
+def count(evaluations: int, products: int) -> str:
+    return f"{evaluations} + {products}" if products else str(evaluations)
 
 
 def theirs(problem: Problem, run: Callable[[Recorder], object]) -> str:
-    recorder = Recorder(problem)
+    recorder = Recorder(problem.phi, problem.z0)
     with contextlib.suppress(Exception):
         run(recorder)
-    return str(recorder.at) if recorder.best <= 1e-9 else "-"
+    return str(recorder.at) if recorder.solved else "-"
 
 
 def torchdeq_cell(problem: Problem, name: str) -> str:
@@ -84,6 +66,11 @@ def scipy_cell(problem: Problem, name: str) -> str:
     return theirs(problem, run)
 
 
+def optimistix_cell(problem: Problem, name: str) -> str:
+    found = OPTIMISTIX["problems"][problem.name][name]
+    return "-" if found is None else count(*found)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     columns: dict[str, Callable[[Problem], str]] = {}
@@ -93,6 +80,8 @@ def main() -> None:
         columns[f"torchdeq {name}"] = lambda p, name=name: torchdeq_cell(p, name)
     for name in SCIPY:
         columns[f"SciPy {name}"] = lambda p, name=name: scipy_cell(p, name)
+    for name in next(iter(OPTIMISTIX["problems"].values())):
+        columns[f"optimistix {name}"] = lambda p, name=name: optimistix_cell(p, name)
     solved, rows = dict.fromkeys(columns, 0), []
     for problem in HARD + STIFF:
         cells = [column(problem) for column in columns.values()]
@@ -104,9 +93,13 @@ def main() -> None:
         "",
         "Made by `python benchmarks/hard_problem_table.py` from `tests/support/hard_problems.py`,",
         "in float64: evaluations of phi (+ Jacobian-vector products) to a relative residual of",
-        f"1e-10, at most {BUDGET} evaluations or updates; a dash where 1e-9 was not reached.",
+        f"1e-10, at most {BUDGET} evaluations or updates; a dash where 1e-9 was not reached",
+        "by a residual below 1e-3 of the size and residual of the start. A Jacobian counts as D",
+        "products. optimistix, by `benchmarks/optimistix_cells.py`, counts up to the solution; its",
+        "`BestSoFar` wrappers change no count.",
         f"fixpoint {fixpoint.__version__}, torch {torch.__version__}, torchdeq 0.1.0, SciPy "
-        f"{scipy.__version__}.",
+        f"{scipy.__version__}, optimistix {OPTIMISTIX['versions']['optimistix']} "
+        f"(jax {OPTIMISTIX['versions']['jax']}).",
         "",
         "| problem | | " + " | ".join(columns) + " |",
         "|---|---|" + "---|" * len(columns),

@@ -25,6 +25,8 @@ OURS = {
     name: make_solver(name, **OPTIONS)
     for name in ("picard", "barzilai-borwein", "anderson", "broyden", "newton", "newton-krylov")
 }
+MIN_FALL = 1e-3
+"""A residual counts as fallen at this fraction of 1 and the size and residual of the start."""
 WORDS = {
     Result.MAX_ITER: "slow",
     Result.STALLED: "stalled",
@@ -63,10 +65,13 @@ def torchdeq_cell(name: str) -> Callable[[Problem], tuple[str, int]]:
 
 
 def _judge(z: torch.Tensor, problem: Problem, evaluations: int) -> tuple[str, int]:
-    """The same test for all: rms(phi(z) - z) <= 1e-10 (1 + rms(phi(z)))."""
-    fz = problem.phi(z)
-    rms = [x.square().mean(1).sqrt() for x in (fz - z, fz)]
-    solved = int((rms[0] <= 1e-10 * (1 + rms[1])).sum())
+    """The same test for all: rms(phi(z) - z) <= 1e-10 (1 + rms(phi(z))), and it has fallen.
+
+    Beside a state that has run away every residual is small.
+    """
+    z0, f0, fz = problem.z0, problem.phi(problem.z0), problem.phi(z)
+    g, size, start, g0 = (x.square().mean(1).sqrt() for x in (fz - z, fz, z0, f0 - z0))
+    solved = int(((g <= 1e-10 * (1 + size)) & (g <= MIN_FALL * (1 + start + g0))).sum())
     return (str(evaluations) if solved == len(z) else f"*{solved}/{len(z)}*"), solved
 
 
