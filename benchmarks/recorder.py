@@ -8,8 +8,8 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.func import jacrev
 
-MIN_FALL = 1e-3
-"""A residual has fallen at this fraction of the size plus the residual of the start."""
+MIN_FALL = 0.5
+"""A residual has fallen at this fraction of that of the start."""
 
 
 GOAL = 1e-10
@@ -37,7 +37,7 @@ def relative_residual(z: Tensor, fz: Tensor, largest: float) -> float:
 
 def largest_residual(phi: Callable[[Tensor], Tensor], z0: Tensor) -> float:
     """The largest residual of a solve from z0 that has fallen."""
-    return MIN_FALL * (rms(z0) + rms(phi(z0) - z0))
+    return MIN_FALL * rms(phi(z0) - z0)
 
 
 class Recorder:
