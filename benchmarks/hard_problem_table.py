@@ -94,7 +94,7 @@ def main() -> None:
         "Made by `python benchmarks/hard_problem_table.py` from `tests/support/hard_problems.py`,",
         "in float64: evaluations of phi (+ Jacobian-vector products) to a relative residual of",
         f"1e-10, at most {BUDGET} evaluations or updates; a dash where 1e-9 was not reached",
-        "by a residual below half of that of the start, so not by a runaway. A Jacobian counts as D",
+        "by a residual below half of that of the start, so not by a runaway. A Jacobian is D",
         "products. optimistix, by `benchmarks/optimistix_cells.py`, counts up to the solution; its",
         "`BestSoFar` wrappers change no count.",
         f"fixpoint {fixpoint.__version__}, torch {torch.__version__}, torchdeq 0.1.0, SciPy "
