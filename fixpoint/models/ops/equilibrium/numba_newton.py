@@ -80,7 +80,8 @@ def write_direction(state, equation, p, f, g, out):  # type: ignore[no-untyped-d
             out[j], state.probed[j] = g[j], state.probe[j]
         solve_factored(state.A, state.pivots, out)
         solve_factored(state.A, state.pivots, state.probed)
-        bound = (100 * np.float64(np.finfo(f.dtype).eps) * size) ** -2
+        least = 100 * np.float64(np.finfo(f.dtype).eps) * size
+        bound = 1 / (least * least)
         regular = dot(out, out) <= bound * dot(g, g) and (
             dot(state.probed, state.probed) <= bound * dot(state.probe, state.probe)
         )
@@ -171,7 +172,8 @@ def solve_diagonal(state, g, out):  # type: ignore[no-untyped-def]
         total += np.float64(a) * np.float64(a)
         regular = regular and a != 0
     size = math.sqrt(total)
-    bound = (100 * eps * size) ** -2
+    least = 100 * eps * size
+    bound = 1 / (least * least)
     if regular:
         right, probe = dot(g, g), dot(state.probe, state.probe)
         probed = dot(state.probed, state.probed)

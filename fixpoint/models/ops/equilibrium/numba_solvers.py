@@ -30,6 +30,7 @@ from fixpoint.models.ops.equilibrium.numba_monitor import (
     STALLED,
     STEP_REFUSED,
     measure,
+    measure_in_float64,
     observe,
 )
 from fixpoint.models.ops.equilibrium.numba_plain import Equation, PlainRows, plain_update
@@ -42,7 +43,8 @@ class Block(NamedTuple):
     """Work for a block. Active rows come first; `order` says which row of the block lies where.
 
     z, f, z_before, f_before, q, slope, scratch: by place, (rows rounded up, n). history: see
-    `numba_monitor`; codes, iterations: (rows,); these are by row. nothing: zeros.
+    `numba_monitor`; codes, iterations: (rows,); these are by row. nothing: zeros. measured: see
+    `measure`.
     """
 
     z: Any
@@ -57,6 +59,7 @@ class Block(NamedTuple):
     codes: Any
     iterations: Any
     nothing: Any
+    measured: Any
 
 
 def new_block(rows: int, n: int, dtype: torch.dtype) -> Block:
@@ -65,7 +68,8 @@ def new_block(rows: int, n: int, dtype: torch.dtype) -> Block:
     arrays = list(torch.zeros(7, places, n, dtype=dtype).numpy())
     order, codes, iterations = np.zeros((3, places), np.int64)
     history, nothing = np.zeros((places, COLUMNS)), np.zeros(places * n, arrays[0].dtype)
-    return Block._make([*arrays, order, history, codes, iterations, nothing])
+    measured = np.zeros((places, 3))
+    return Block._make([*arrays, order, history, codes, iterations, nothing, measured])
 
 
 def new_state(iteration: Iteration, rows: int, n: int, dtype: torch.dtype) -> Any:
@@ -135,21 +139,37 @@ def solve_block(block, best, final, code, affine, M, steps, state, rtol, atol): 
     Anderson mixing. rtol, atol: of the dtype, atol for 2-norms. block.codes receives a `Result`
     and `STALL` times a `Stall` of each row, block.history its residual.
     """
-    z, f, z_before, f_before, q, slope, scratch, order, history, codes, iterations, nothing = block
+    (
+        z,
+        f,
+        z_before,
+        f_before,
+        q,
+        _,
+        scratch,
+        order,
+        history,
+        codes,
+        iterations,
+        nothing,
+        measured,
+    ) = block
+    slope = block.slope
     widest_vectors()
     rows, max_iter, eps = len(best), steps.size, np.float64(np.finfo(z.dtype).eps)
     plain, backtracks, restarts = rules(state)
     equation, active, all_converged = Equation(code, affine, M, slope), rows, True
+    scale = np.float64(atol)
     for i in range(rows):
         order[i] = i
     for k in range(max_iter + 1):
         evaluate(equation, q, nothing, z, f, scratch, active)
+        measure(z, f, active, rtol, atol, measured)
         for p in range(active - 1, -1, -1):
             i = order[p]
             status = observe(
-                history[i], k, measure(z[p], f[p], rtol, atol), z[p], np.float64(atol),
-                eps, max_iter, backtracks, restarts,
-            )  # fmt: skip
+                history, i, k, measured[p], z, p, scale, eps, max_iter, backtracks, restarts
+            )
             if status == ACTIVE and history[i, IMPROVED] == 1:
                 continue
             if status == CONVERGED:
@@ -178,7 +198,7 @@ def solve_block(block, best, final, code, affine, M, steps, state, rtol, atol): 
             for p in range(active - 1, -1, -1):
                 i = order[p]
                 if history[i, IMPROVED] == 0 and equal_rows(z[p], z_before[p]):
-                    lost = not measure(z[p], f[p], rtol, atol)[2] < np.inf
+                    lost = not measure_in_float64(z[p], f[p], rtol, atol)[2] < np.inf
                     codes[i] = NONFINITE if lost else STALLED + STALL * STEP_REFUSED
                     iterations[i], all_converged = k, False
                     active -= 1
