@@ -24,6 +24,7 @@ from fixpoint.cli.options import (
 )
 from fixpoint.paper import figure_files
 from fixpoint.paper.figures import FIGURES, PAPER
+from fixpoint.paper.solver_study import reproduce_solvers
 from fixpoint.paper.table_runs import reproduce_table
 from fixpoint.training.recipe.toml import parse_setting
 
@@ -33,7 +34,7 @@ figures_app = typer.Typer(add_completion=False)
 
 @app.command()
 def reproduce(
-    target: Annotated[str, typer.Argument(help="table2, table3, table4 or figures.")],
+    target: Annotated[str, typer.Argument(help="table2, table3, table4, figures or solvers.")],
     dataset: Annotated[
         str | None, typer.Option(help="Comma-separated data sets.", show_default="all")
     ] = None,
@@ -67,7 +68,8 @@ def reproduce(
     """Run the recipes of a table of the paper, and print ours beside the paper's numbers.
 
     Finished runs in --out are not run again, unfinished ones are continued. With figures, draw
-    those of the paper, as "fixpoint figures" does.
+    those of the paper, as "fixpoint figures" does. With solvers, repeat the study of which solver,
+    backward, tolerance and cell on HAR-2.
     """
     with one_message("Stopped; finished epochs are kept, the same command continues."):
         if target == "figures":
@@ -78,6 +80,9 @@ def reproduce(
             return
         changes = dict(parse_setting(text) for text in settings or [])
         changes |= {"device": device} | ({} if epochs is None else {"epochs": epochs})
+        if target == "solvers":
+            _study_solvers(dataset, models, seeds, protocol, changes, out, jobs, formats)
+            return
         reproduce_table(
             make_console(),
             target,
@@ -90,6 +95,28 @@ def reproduce(
             protocol=protocol,
             changes=changes,
         )
+
+
+def _study_solvers(
+    dataset: str | None,
+    models: str | None,
+    seeds: str | None,
+    protocol: str | None,
+    changes: dict[str, Any],
+    out: Path,
+    jobs: int | None,
+    formats: str,
+) -> None:
+    if models is not None or protocol is not None:
+        raise ValueError("--models and --protocol are for tables: leave them out")
+    reproduce_solvers(
+        make_console(),
+        out=out,
+        jobs=jobs or cores(changes["device"]),
+        seeds=None if seeds is None else integers("--seeds", seeds),
+        changes=changes | ({} if dataset is None else {"dataset": dataset}),
+        formats=split_formats(formats),
+    )
 
 
 def _draw_figures(

@@ -25,6 +25,12 @@ from fixpoint.analysis.plots.condition import (
 )
 from fixpoint.analysis.plots.parallel import parallel_iterations_figure, plot_growth
 from fixpoint.analysis.plots.scalar import plot_equilibrium, plot_steps
+from fixpoint.analysis.plots.solver_study import (
+    STUDY_FIGURES,
+    accuracy_figure,
+    gradient_figure,
+    iterations_figure,
+)
 from fixpoint.analysis.plots.solvers import (
     plot_basins,
     plot_data_profile,
@@ -64,13 +70,17 @@ __all__ = [
     "CONTRACTION_CAPTION",
     "FORMATS",
     "METHODS",
+    "STUDY_FIGURES",
     "Figure",
+    "accuracy_figure",
     "add_legend",
     "add_title",
     "contraction_figure",
     "diagnosis_figure",
     "eta_figure",
     "figure_of",
+    "gradient_figure",
+    "iterations_figure",
     "legend_below",
     "panel",
     "panels",

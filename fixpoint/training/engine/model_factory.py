@@ -203,6 +203,8 @@ def _cell(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> E
         own = option in inspect.signature(cell).parameters
         if name not in owners[option] and not (own and name not in _BUILT_IN):
             raise ValueError(f"the {name} cell has no {option}; leave model.{option} out")
+    if options.get("bound") == 0:
+        del options["bound"]
     init = options.pop("init", "normal")
     if init not in INITS:
         raise ValueError(unknown_name("init", init, INITS))

@@ -57,7 +57,7 @@ class Model:
         None, "start of V of the self-feedback and linear cells: normal, or identity for V = I - U"
     )
     bound: float | None = key(
-        None, "bound on ||U||_2 of the self-feedback and linear cells", low=1e-30
+        None, "bound on ||U||_2 of the self-feedback and linear cells; 0 leaves U free", low=0
     )
     rank: int | None = key(None, "rank of U of the Jordan cell", low=1)
     reflections: int | None = key(None, "Householder reflections of spectralrnn", low=1)

@@ -1,0 +1,116 @@
+"""Figures of the study of solvers, drawn from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from fixpoint.analysis.plots.style import (
+    COLORS,
+    Figure,
+    add_legend,
+    figure_of,
+    legend_below,
+    panels,
+    style_of,
+)
+
+Record = dict[str, Any]
+
+TOLERANCE_COLORS = {1e-2: "sky", 1e-3: "blue", 1e-5: "indigo"}
+LINES = {"picard": "--", "anderson": "-"}
+CELL_COLORS = {0.5: "blue", 0.9: "green", 0.99: "orange", 0.0: "vermilion"}
+
+
+def accuracy_figure(records: Sequence[Record]) -> Figure:
+    """Test accuracy of each epoch against training time, by model and solver (seed 0)."""
+    (axes,) = panels(height=2.9)
+    for record in _first_seed(records):
+        run = record["run"]
+        steps = run["cell"] == "jordan"
+        if not steps and (run["rtol"], run["bound"], run["backward"]) != (1e-3, 0.5, "implicit"):
+            continue
+        epochs = record["epochs"]
+        x = record["measures"]["seconds_per_epoch"] * np.arange(1, len(epochs) + 1)
+        name = f"K={run['max_iter']}" if steps else run["solver"]
+        style = style_of(f"ERNN {name}" if steps else name) | {"label": name}
+        axes.plot(x, [epoch["accuracy"] for epoch in epochs], **style)
+    axes.set(xlabel="training time (s)", ylabel="test accuracy (%)", xscale="log")
+    add_legend(axes, columns=3)
+    return figure_of(axes)
+
+
+def iterations_figure(records: Sequence[Record]) -> Figure:
+    """Iterations of a trained model over the time steps and over epochs, by tolerance and cell."""
+    over_t, epochs, cells = panels(1, 3, height=2.6)
+    for record in _first_seed(records):
+        run = record["run"]
+        if run["solver"] not in LINES or run["backward"] != "implicit":
+            continue
+        if run["bound"] == 0.5:
+            label = f"{run['solver']}, rtol {run['rtol']:g}"
+            style = {"color": COLORS[TOLERANCE_COLORS[run["rtol"]]], "ls": LINES[run["solver"]]}
+            _over_time(over_t, record, label, style)
+            _over_epochs(epochs, record, label, style)
+        if run["solver"] == "anderson" and run["rtol"] == 1e-3:
+            bound = run["bound"]
+            label = f"anderson, ||U|| = {bound:g}" if bound else "anderson, U free"
+            _over_time(cells, record, label, {"color": COLORS[CELL_COLORS[bound]], "ls": ":"})
+    for axes in (over_t, epochs, cells):
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("iterations a time step")
+    over_t.set_xlabel("time step $t$, after training")
+    epochs.set_xlabel("epoch")
+    cells.set_xlabel("time step $t$, after training")
+    figure = figure_of(over_t)
+    legend_below(figure, [over_t, cells], columns=4)
+    return figure
+
+
+def gradient_figure(records: Sequence[Record]) -> Figure:
+    """Relative error of the gradient against the tolerance of the solver, on one trained model."""
+    (axes,) = panels(height=2.7)
+    rows: list[Any] = next((r["measures"]["sweep"] for r in records if r["measures"]["sweep"]), [])
+    for solver, backward in dict.fromkeys((row[0], row[1]) for row in rows):
+        points = [row[2:] for row in rows if row[:2] == [solver, backward]]
+        label = f"{solver}, {backward}"
+        axes.plot(*zip(*points, strict=True), **{**style_of(_styled(label)), "label": label})
+    axes.set(xscale="log", yscale="log", xlabel="rtol", ylabel="relative error of the gradient")
+    if rows:
+        axes.invert_xaxis()
+        add_legend(axes)
+    return figure_of(axes)
+
+
+STUDY_FIGURES: dict[str, Callable[[Sequence[Record]], Figure]] = {
+    "accuracy": accuracy_figure,
+    "iterations": iterations_figure,
+    "gradients": gradient_figure,
+}
+"""Figures of the study by the names of their files."""
+
+
+def _first_seed(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record["run"]["seed"] == records[0]["run"]["seed"]]
+
+
+def _over_time(axes: Axes, record: Record, label: str, style: dict[str, Any]) -> None:
+    y = record["measures"]["iterations"]
+    axes.plot(np.arange(1, len(y) + 1), y, lw=1.2, label=label, **style)
+
+
+def _over_epochs(axes: Axes, record: Record, label: str, style: dict[str, Any]) -> None:
+    y = [epoch["iterations"] for epoch in record["epochs"]]
+    axes.plot(np.arange(1, len(y) + 1), y, lw=1.2, label=label, **style)
+
+
+def _styled(label: str) -> str:
+    """The method whose color and marker a curve of the sweep has."""
+    return {
+        "picard, implicit": "implicit",
+        "picard, unrolled": "unrolled",
+        "anderson, implicit": "anderson",
+    }.get(label, "newton")
