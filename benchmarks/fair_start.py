@@ -4,8 +4,8 @@
 
 Both kinds of models get the same search: 16 settings, each trained for the six epochs of the
 command on the training people of har2-sample less one of three folds of seven, and scored after the
-last epoch on that fold. The test people have no part in it. Prints a table, the best first; the
-first row of each is in `fixpoint.training.commands.grid`.
+last epoch on that fold. The test people have no part in it. Prints a table, the best first; what
+was taken is in `fixpoint.training.commands.grid`.
 """
 
 from __future__ import annotations
