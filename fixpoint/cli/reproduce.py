@@ -81,7 +81,8 @@ def reproduce(
         changes = dict(parse_setting(text) for text in settings or [])
         changes |= {"device": device} | ({} if epochs is None else {"epochs": epochs})
         if target == "solvers":
-            _study_solvers(dataset, models, seeds, protocol, changes, out, jobs, formats)
+            others = {"--models": models, "--protocol": protocol, "--cluster": cluster}
+            _study_solvers(dataset, seeds, changes, out, jobs, formats, others)
             return
         reproduce_table(
             make_console(),
@@ -99,21 +100,22 @@ def reproduce(
 
 def _study_solvers(
     dataset: str | None,
-    models: str | None,
     seeds: str | None,
-    protocol: str | None,
     changes: dict[str, Any],
     out: Path,
     jobs: int | None,
     formats: str,
+    others: dict[str, Any],
 ) -> None:
-    if models is not None or protocol is not None:
-        raise ValueError("--models and --protocol are for tables: leave them out")
+    """The study of solvers; `others` are options that it does not have."""
+    for option, value in others.items():
+        if value is not None:
+            raise ValueError(f"{option} is for tables: leave it out to study the solvers")
     reproduce_solvers(
         make_console(),
         out=out,
-        jobs=jobs or cores(changes["device"]),
-        seeds=None if seeds is None else integers("--seeds", seeds),
+        jobs=parallel_runs(jobs, None, changes["device"]),
+        seeds=None if seeds is None else seeds_or_count("--seeds", seeds),
         changes=changes | ({} if dataset is None else {"dataset": dataset}),
         formats=split_formats(formats),
     )

@@ -1,0 +1,101 @@
+"""The study of solvers: its measures, its command, and the page beside its committed runs."""
+
+import pytest
+import torch
+from rich.console import Console
+from torch.nn import functional as F
+
+from fixpoint import Implicit, Phantom, Picard, Unrolled
+from fixpoint.analysis import plots
+from fixpoint.models import ERNN, LastStateClassifier, SelfFeedbackMap
+from fixpoint.paper.solver_measures import gradient_error, tight_gradient
+from fixpoint.paper.solver_study import (
+    DESIGN,
+    EQUILIBRIUM,
+    STEPS,
+    markdown_table,
+    reproduce_solvers,
+    study_runs,
+)
+
+
+@pytest.fixture(scope="module")
+def small():
+    torch.manual_seed(0)
+    cell = SelfFeedbackMap(3, 6, bound=0.6)
+    layer = ERNN(3, 6, cell=cell, solver=Picard(), backward=Implicit(), batch_first=True)
+    model = LastStateClassifier(layer, 6, 2).double()
+    return model, torch.randn(5, 7, 3, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 1])
+
+
+def test_the_tight_gradient_is_that_of_long_unrolling(small):
+    model, x, y = small
+    cell, h = model.layer.cell, torch.zeros(5, 6, dtype=torch.float64)
+    for t in range(7):
+        past = h
+        for _ in range(80):  # 0.6^80 < 1e-17
+            h = torch.tanh(h @ cell.U.mT + past @ cell.V.mT + x[:, t] @ cell.W.mT + cell.b)
+    loss = F.cross_entropy(model.head(h), y)
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    given = tight_gradient(model, x, y)
+    torch.testing.assert_close(
+        given.norm(), torch.cat([g.flatten() for g in expected]).norm(), rtol=1e-9, atol=0
+    )
+    assert gradient_error(model, x, y, given, Picard(rtol=1e-12, atol=0), Unrolled()) < 1e-9
+
+
+def test_the_error_of_the_gradient_falls_with_the_tolerance(small):
+    model, x, y = small
+    exact = tight_gradient(model, x, y)
+    errors = [
+        gradient_error(model, x, y, exact, Picard(rtol=rtol, atol=0, max_iter=100), Implicit())
+        for rtol in (1e-2, 1e-5, 1e-9)
+    ]
+    assert errors[0] > 100 * errors[1] > 1e4 * errors[2]
+    phantom = gradient_error(model, x, y, exact, Picard(rtol=1e-9, atol=0), Phantom())
+    assert phantom > 0.05  # J is not 0, so one term of its series is not enough
+
+
+def test_without_an_equilibrium_there_is_no_error(small):
+    _, x, y = small
+    torch.manual_seed(0)
+    layer = ERNN(3, 6, cell=SelfFeedbackMap(3, 6, bound=30.0), solver=Picard(), batch_first=True)
+    assert tight_gradient(LastStateClassifier(layer, 6, 2).double(), x, y) is None
+
+
+def test_the_design_has_no_run_twice():
+    runs = study_runs()
+    assert len({run.key for run in runs}) == len(runs) == sum(len(seeds) for _, seeds in DESIGN)
+    assert {run.training.seed for run in study_runs(seeds=[4])} == {4}
+    assert {run.training.epochs for run in study_runs(epochs=1)} == {1}
+
+
+@pytest.mark.slow
+def test_the_command_trains_measures_and_draws(tmp_path):
+    design = [({**STEPS, "max_iter": 1}, (0,)), ({**EQUILIBRIUM}, (0,))]
+    changes = {"dataset": "har2-sample", "epochs": 1, "hidden": 4}
+    console = Console(width=300)
+
+    def run():
+        with console.capture() as capture:
+            records = reproduce_solvers(
+                console, out=tmp_path, jobs=1, changes=changes, design=design
+            )
+        return records, capture.get()
+
+    records, text = run()
+    steps, solved = (record["measures"] for record in records)
+    assert steps["gradient_error"] is None
+    assert steps["sweep"] == []
+    assert set(steps["iterations"]) == {1.0}
+    assert 0 < solved["gradient_error"] < 0.5
+    assert len(solved["iterations"]) == 128
+    assert {tuple(row[:2]) for row in solved["sweep"]} > {("picard", "implicit")}
+    assert steps["seconds_per_epoch"] > 0
+    assert markdown_table(records) in text
+    assert (tmp_path / "solvers.md").read_text() == markdown_table(records) + "\n"
+    for name in plots.STUDY_FIGURES:
+        assert (tmp_path / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    before = (tmp_path / "runs.jsonl").read_bytes()
+    assert run()[0] == records  # nothing is trained or measured again
+    assert (tmp_path / "runs.jsonl").read_bytes() == before
