@@ -3,14 +3,16 @@
     python benchmarks/ablation.py har2-sample --seeds 0,1,2,3,4 --out runs/ablation
 
 Trains each variant by the same recipe and prints the test accuracy after the last epoch and at
-best. Variants have as many weights as the ERNN with the Jordan cell, as nearly as whole units
-allow. Finished runs in --out are not run again. As a plugin of a recipe the file adds two cells and
-three solvers; run it from the folder above benchmarks/.
+best, the epochs to 85 %, and the relative residual of the equilibrium. Variants have as many
+weights as the ERNN with the Jordan cell, as nearly as whole units allow. Finished runs in --out are
+not run again; summary.jsonl there holds a line a run. As a plugin of a recipe the file adds two
+cells and three solvers; run it from the folder above benchmarks/.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +25,9 @@ from fixpoint import SOLVERS, InexactNewton
 from fixpoint.models import CELLS, EquilibriumMap, SelfFeedbackMap, parameter_count
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.training import Recipe, build_model, prepare
+from fixpoint.training.commands.grid import EQUILIBRIUM
 from fixpoint.training.commands.single_run import train_recipe
+from fixpoint.training.results.aggregate import mean_and_sd
 from fixpoint.training.results.store import Records
 
 Phi = Callable[[Tensor], Tensor]
@@ -87,6 +91,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ERNN K=1, one eta for all t": {**JORDAN, "solver": "one-eta"},
     "ERNN K=1, eta fixed at 0.01": {**JORDAN, "solver": "fixed-eta"},
     "exact equilibrium": {"cell": "self-feedback", "solver": "anderson"},
+    "exact equilibrium, V = I - U at the start": {"solver": "anderson", **EQUILIBRIUM},
     "small step to an exact equilibrium": {
         **{"cell": "leaky-feedback", "solver": "three-updates", "bound": 0.8},
         "backward": "unrolled",
@@ -121,6 +126,49 @@ def variant(dataset: str, name: str, seed: int) -> Recipe:
     return base.changed(hidden=min(range(hidden // 2, 2 * hidden), key=excess))
 
 
+def summary(name: str, record: dict[str, Any]) -> dict[str, Any]:
+    """What the table needs of a record, and what the run was."""
+    condition = record["contraction"] and record["contraction"]["after"]
+    return {
+        "variant": name,
+        "dataset": record["run"]["dataset"],
+        "seed": record["run"]["seed"],
+        "units": record["run"]["hidden"],
+        "weights": record["parameters"],
+        "accuracy_last": record["accuracy_last"],
+        "accuracy_best": record["accuracy_best"],
+        "accuracies": [round(epoch["accuracy"], 3) for epoch in record["epochs"]],
+        "residual": record["mean_residual"],
+        "condition holds": condition and condition["fraction_holding"],
+        "seconds": sum(epoch["seconds"] for epoch in record["epochs"]),
+        "recipe": record["recipe"],
+        "versions": record["versions"],
+        "machine": record["machine"],
+    }
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """A row a variant: mean and s.d. over its seeds."""
+    heads = ("variant", "seeds", "units", "weights", "last epoch", "best epoch", "epochs to 85 %")
+    rows = [f"| {' | '.join((*heads, 'residual'))} |", "|---" * 8 + "|"]
+    for name in dict.fromkeys(line["variant"] for line in lines):
+        own = [line for line in lines if line["variant"] == name]
+        last, best = (
+            mean_and_sd([r[f"accuracy_{part}"] for r in own], 2) for part in ("last", "best")
+        )
+        sizes = f"{len(own)} | {own[0]['units']} | {own[0]['weights']:,}"
+        soon = " ".join(str(reached(line["accuracies"])) for line in own)
+        residuals = [line["residual"] for line in own]
+        gap = "-" if None in residuals else f"{statistics.mean(residuals):.1g}"
+        rows.append(f"| {name} | {sizes} | {last} | {best} | {soon} | {gap} |")
+    return "\n".join(rows)
+
+
+def reached(accuracies: list[float]) -> str:
+    """The first epoch with an accuracy of 85 %."""
+    return next((str(n) for n, value in enumerate(accuracies, 1) if value >= 85), "never")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dataset", choices=SIZES)
@@ -132,29 +180,17 @@ def main() -> None:
     names = list(VARIANTS)
     if options.variants:
         names = [names[int(number)] for number in options.variants.split(",")]
-    records = Records(options.out)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    records, lines = Records(options.out), []
     for seed in map(int, options.seeds.split(",")):
         for name in names:
             recipe = variant(options.dataset, name, seed)
             if recipe.key not in records.by_key:
                 records.append(train_recipe(recipe, options.out))
-            found[name].append(records.by_key[recipe.key])
-            print(f"{name}, seed {seed}: {found[name][-1]['accuracy_last']:.2f} %", flush=True)
-    print("\n| variant | units | weights | last epoch | best epoch | s an epoch |")
-    print("|---|---|---|---|---|---|")
-    for name, rows in found.items():
-        last, best = (
-            mean_and_sd([r[f"accuracy_{part}"] for r in rows]) for part in ("last", "best")
-        )
-        seconds = statistics.mean(r["seconds_per_epoch"] for r in rows)
-        sizes = f"{rows[0]['run']['hidden']} | {rows[0]['parameters']:,}"
-        print(f"| {name} | {sizes} | {last} | {best} | {seconds:.2f} |")
-
-
-def mean_and_sd(values: list[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}"
+            lines.append(summary(name, records.by_key[recipe.key]))
+            print(f"{name}, seed {seed}: {lines[-1]['accuracy_last']:.2f} %", flush=True)
+    lines.sort(key=lambda line: (names.index(line["variant"]), line["seed"]))
+    (options.out / "summary.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    print("\n" + table(lines))
 
 
 if __name__ == "__main__":

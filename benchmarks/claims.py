@@ -2,7 +2,8 @@
 
     python benchmarks/claims.py --seeds 0,1,2,3,4 --out results/claims.jsonl
 
-Appends a JSON line for each seed that the file lacks, and prints the table of docs/claims.md.
+Appends a JSON line for each seed that the file lacks, and prints two tables of docs/claims.md: this
+one, and Theorem 1's condition in the trained networks of results/runs.jsonl.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fixpoint import InexactNewton, __version__, solve
+from fixpoint._messages import percent
 from fixpoint.analysis import (
     History,
     class_distance_ratio,
@@ -32,6 +35,7 @@ from fixpoint.analysis import (
 )
 from fixpoint.data.sources.toy_walks import toy_walks
 from fixpoint.paper.figures import Runs
+from fixpoint.training.results.store import Record, read_records
 
 WALKS = 2000
 """Of each class, half of them to train on."""
@@ -114,6 +118,40 @@ def table(lines: list[dict[str, Any]]) -> str:
     for name in lines[0]["models"]["RNN"]:
         both = ([line["models"][model][name] for line in lines] for model in ("RNN", "ERNN"))
         rows.append(f"| {name} | {' | '.join(map(spread, both))} |")
+    holds = [line["models"]["ERNN"]["condition holds"] for line in lines]
+    rows.append(f"| Theorem 1's condition holds, fraction | - | {spread(holds)} |")
+    for name in lines[0]["lemma 1"]:
+        rows.append(
+            f"| Lemma 1: {name}, fraction | - | {spread([r['lemma 1'][name] for r in lines])} |"
+        )
+    return "\n".join(rows)
+
+
+def condition_table(records: list[Record]) -> str:
+    """Theorem 1's condition in trained ERNNs: a row a data set and K, medians over the seeds.
+
+    Why it fails: no eta satisfies it at that state, or eta is negative.
+    """
+    heads = ("data", "K", "seeds", "holds before", "holds after", "no eta could", "eta < 0")
+    rows = [f"| {' | '.join((*heads, 'eta after', 'residual'))} |", "|---" * 9 + "|"]
+    groups: dict[tuple[str, int], list[Record]] = {}
+    for record in records:
+        if record["contraction"]:
+            run = record["run"]
+            groups.setdefault((run["dataset"], run["max_iter"]), []).append(record)
+    for (dataset, K), group in groups.items():
+        ends = [[record["contraction"][when] for record in group] for when in ("before", "after")]
+        eta = [np.array(end["eta"]) for end in ends[1]]
+        lower = [np.array(end["lower"], dtype=float) for end in ends[1]]  # null is NaN
+        values = [
+            *(statistics.median(end["fraction_holding"] for end in part) for part in ends),
+            statistics.median(np.isnan(low).mean() for low in lower),
+            statistics.median((e < 0).mean() for e in eta),
+        ]
+        least, most = min(e.min() for e in eta), max(e.max() for e in eta)
+        cells = [percent(value, 0) for value in values] + [f"{least:.2f} to {most:.2f}"]
+        cells.append(f"{statistics.median(record['mean_residual'] for record in group):.2f}")
+        rows.append(f"| {dataset} | {K} | {len(group)} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
@@ -140,8 +178,7 @@ def main() -> None:
             with options.out.open("a") as file:
                 file.write(json.dumps(lines[-1]) + "\n")
     print(table(lines))
-    for line in lines:
-        print(line["seed"], line["lemma 1"], line["models"]["ERNN"]["condition holds"])
+    print("\n" + condition_table(read_records(Path("results"))))
 
 
 if __name__ == "__main__":

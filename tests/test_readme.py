@@ -52,12 +52,14 @@ def test_all_committed_runs_are_in_the_table():
 def test_the_results_are_those_of_the_committed_runs(key):
     dataset, model, K = key
     for row in re.findall(r"^\| (?:HAR-2|toy walks) \|.*$", README, re.MULTILINE):
-        data, name, last, best, kb, _ = (cell.strip() for cell in row.strip("|").split("|"))
+        data, name, seeds, last, best, kb, _ = (cell.strip() for cell in row.strip("|").split("|"))
         if DATASETS[data] == dataset and name.lower() in (model, f"{model} k={K}"):
             break
     else:
         pytest.fail(f"no row of the README for {key}")
     for given, metric in ((last, "accuracy_last"), (best, "accuracy_best")):
         values = [record[metric] for record in RUNS[key]]
-        assert given == f"{mean(values):.2f} ± {stdev(values):.2f}"
+        spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+        assert given == f"{mean(values):.2f}{spread}"
+    assert int(seeds) == len({record["run"]["seed"] for record in RUNS[key]}) == len(RUNS[key])
     assert {f"{record['size_kb']:.1f}" for record in RUNS[key]} == {kb}

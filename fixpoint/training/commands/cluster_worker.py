@@ -86,7 +86,7 @@ def train_on_worker(recipe: Recipe, key: str, marker: str, topic: str) -> tuple[
     """
     worker = get_worker()
     task = worker.get_current_task()
-    if replace(recipe).key != key:  # made anew, of the files of this machine
+    if replace(recipe).key != key:  # made again, of the files of this machine
         raise ValueError(
             f"data or plugins of this run are other files on {socket.gethostname()}: copy them "
             "there, or keep them in a folder that all machines share"
@@ -95,7 +95,7 @@ def train_on_worker(recipe: Recipe, key: str, marker: str, topic: str) -> tuple[
     def report(epoch: Epoch) -> None:
         state = worker.state.tasks.get(task)
         if state is None or state.state != "executing":
-            raise RuntimeError("nobody waits for this run any longer")
+            raise RuntimeError("the run was canceled")
         worker.log_event(topic, (key, epoch._asdict()))
 
     torch.set_num_threads(worker.state.nthreads)

@@ -59,7 +59,7 @@ class RunProgress:
             self.bars.stop()
 
     def begin(self, run: Recipe, where: str) -> None:
-        """The run starts there, or starts again; its epochs so far will be counted anew."""
+        """The run starts there, or starts again; its epochs so far will be counted again."""
         again, self.done[run] = self.done[run], 0
         if self.bars:
             self.bars.update(self.tasks[run], completed=0, note=where)

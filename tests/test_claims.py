@@ -1,0 +1,34 @@
+"""The tables of docs/claims.md are those of the committed results."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from fixpoint.training.results.store import read_records
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs/claims.md").read_text(encoding="utf-8")
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_script", ROOT / f"benchmarks/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def lines(name):
+    text = (ROOT / f"results/{name}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["claims", "ablation"])
+def test_the_table_of_a_script_is_on_the_page(name):
+    assert f"\n{script(name).table(lines(name))}\n\n" in PAGE
+
+
+def test_the_condition_is_that_of_the_committed_runs():
+    records = read_records(ROOT / "results")
+    assert f"\n{script('claims').condition_table(records)}\n\n" in PAGE
