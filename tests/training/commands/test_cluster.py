@@ -20,8 +20,8 @@ from fixpoint.training.engine.fit import Epoch
 distributed = pytest.importorskip("distributed")
 
 RUNS = [
-    Recipe().changed(model="rnn", hidden=3, epochs=10),
-    Recipe().changed(model="rnn", hidden=3, epochs=10, seed=1),
+    Recipe().changed(model="rnn", hidden=3, epochs=6),
+    Recipe().changed(model="rnn", hidden=3, epochs=6, seed=1),
 ]
 
 
@@ -78,20 +78,20 @@ def test_another_worker_continues_the_run_of_one_that_was_killed(cluster, tmp_pa
     assert set(where.values()) == set(workers)
     assert before == epochs[killed][: len(before)]  # their times too: none of them was run again
     for run in RUNS:
-        assert [epoch.number for epoch in epochs[run]] == list(range(1, 11))
+        assert [epoch.number for epoch in epochs[run]] == list(range(1, 7))
         assert records[run]["key"] == run.key
     whole = train_recipe(killed, tmp_path / "here")
     same = ("accuracy_last", "loss", "threads", "recipe")
     assert {name: records[killed][name] for name in same} == {name: whole[name] for name in same}
 
-    # The command: what is finished is skipped, a run that fails is named, all else goes on.
+    # The command: what is finished is skipped.
     options = ["compare", "--cluster", address, "--out", str(tmp_path / "out"), "--models", "rnn"]
-    options += ["--hidden", "3", "--epochs", "2", "--seeds", "0,1"]
+    options += ["--hidden", "3", "--epochs", "1"]
     first = CliRunner().invoke(app, options)
     assert first.exit_code == 0, first.output
-    assert "har2-sample: RNN, seed 1: epoch 2 of 2" in first.output
+    assert "har2-sample: RNN, seed 0: epoch 1 of 1" in first.output
     again = CliRunner().invoke(app, options)
-    assert "2 of 2 runs are already in" in again.output
+    assert "1 of 1 runs are already in" in again.output
     assert not list((tmp_path / "out").glob(".fixpoint-*"))
 
 
