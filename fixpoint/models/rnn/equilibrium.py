@@ -11,7 +11,7 @@ from fixpoint.backward import Implicit
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.maps import EquilibriumMap, ManifoldMap
 from fixpoint.models.ops.common.activations import ACTIVATIONS
-from fixpoint.models.ops.equilibrium.arguments import Inputs, Method
+from fixpoint.models.ops.equilibrium.arguments import MAX_SIZE_ON_CUDA, Inputs, Method
 from fixpoint.models.ops.equilibrium.autograd import equilibrium_scan, unsupported
 from fixpoint.models.ops.equilibrium.results import as_solution
 from fixpoint.models.ops.equilibrium.settings import too_many_units, unsupported_method
@@ -26,6 +26,9 @@ def why_not_fused(phi: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
     device = next(phi.parameters()).device
     if reason := unsupported_method(fixed_point.solver, fixed_point.backward, device):
         return reason
+    n = phi.hidden_size
+    if device.type == "cuda" and n > MAX_SIZE_ON_CUDA:
+        return f"it takes at most {MAX_SIZE_ON_CUDA} units on a CUDA device, and the state has {n}"
     if not phi.defines("as_self_feedback"):
         return f"{type(phi).__name__} is not known to be sigma(U h + V h_prev + W x + b)"
     return None

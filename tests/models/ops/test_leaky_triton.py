@@ -191,7 +191,6 @@ def test_all_around_the_kernels_remains_on_the_device(dtype, last_only, recomput
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("last_only", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -11,6 +11,11 @@ from fixpoint.backward import Implicit, Unrolled
 from fixpoint.solution import Result, Stall
 from fixpoint.solvers import Solver
 
+MAX_SIZE_ON_CUDA = 128
+"""Units n: the largest U and V that fit into the registers of a multiprocessor."""
+MAX_MEMORY_ON_CUDA = 8
+"""Differences of Anderson mixing that the Triton kernel keeps in registers."""
+
 
 class Inputs(NamedTuple):
     """h_t solves h = sigma(U h + V h_{t-1} + W x_t + bias), started at h_{t-1}.

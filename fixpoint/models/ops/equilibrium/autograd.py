@@ -68,7 +68,12 @@ def unsupported(*, activation: str, **tensors: Tensor | None) -> str | None:
         return f"it takes at most {op.MAX_SIZE} units, and the state has {n}"
     if torch.compiler.is_compiling():
         return "it cannot be compiled"
-    return op.unsupported_reason(tensors, activation)
+    if reason := op.unsupported_reason(tensors, activation, kernel="equilibrium"):
+        return reason
+    V = tensors["V"]
+    if V is not None and V.is_cuda and V.dtype != torch.float32:
+        return f"it takes float32 on a CUDA device and V is {V.dtype}"
+    return None
 
 
 def _solve(inputs: Inputs, method: Method, *, keep: bool) -> tuple[Tensor, Tensor, Ending]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fixpoint.backward import Implicit, Unrolled
 from fixpoint.models.ops.common import dispatch as op
-from fixpoint.models.ops.equilibrium.arguments import Inputs, Iteration, Method
+from fixpoint.models.ops.equilibrium.arguments import MAX_MEMORY_ON_CUDA, Inputs, Iteration, Method
 from fixpoint.solvers import Anderson, Broyden, InexactNewton, Newton, Picard, Solver
 
 METHODS = {
@@ -25,6 +25,8 @@ def unsupported_method(solver: Solver, backward: object, device: torch.device) -
     """Why the scan cannot take this solver and backward on this device, or None where it can."""
     if device.type != "cuda" and not op.has_numba():
         return "it needs numba, which is not installed"
+    if device.type == "cuda" and (reason := _why_not_on_cuda(solver, backward)):
+        return reason
     if isinstance(backward, Unrolled):
         return _why_not_unrolled(solver, backward)
     if not isinstance(backward, Implicit):
@@ -36,6 +38,18 @@ def unsupported_method(solver: Solver, backward: object, device: torch.device) -
             return f"its {what} {reason}"
     if isinstance(solver, InexactNewton) and solver.timesteps and backward.solver is None:
         return "its adjoint needs a solver without timesteps: give one to Implicit(solver)"
+    return None
+
+
+def _why_not_on_cuda(solver: Solver, backward: object) -> str | None:
+    if not isinstance(backward, Implicit):
+        return f"it differentiates by Implicit() on a CUDA device, not {type(backward).__name__}"
+    for what, used in (("solver", solver), ("adjoint solver", backward.solver)):
+        if used is not None and type(used) not in (Picard, InexactNewton, Anderson):
+            allowed = "Picard, Anderson or InexactNewton"
+            return f"its {what} must be {allowed} on a CUDA device, not {type(used).__name__}"
+        if isinstance(used, Anderson) and used.memory > MAX_MEMORY_ON_CUDA:
+            return f"its {what} must have memory of at most {MAX_MEMORY_ON_CUDA} on a CUDA device"
     return None
 
 
@@ -78,12 +92,12 @@ def too_many_units(method: Method, inputs: Inputs) -> str | None:
     return f"it factorizes I - J of at most {MAX_FACTORIZED} units, and the state has {n}"
 
 
-def steps_of(solver: Solver, T: int) -> Tensor:
+def steps_of(solver: Solver, T: int, device: torch.device | None = None) -> Tensor:
     """Weight of phi(z) in each update, or beta of Anderson mixing, (T or 1, max_iter)."""
     if isinstance(solver, InexactNewton):
         return torch.atleast_2d(solver.steps_until(T))[:, : solver.max_iter]
     beta = solver.beta if isinstance(solver, Picard | Anderson) else 1.0
-    return torch.full((1, solver.max_iter), beta, dtype=torch.float64)
+    return torch.full((1, solver.max_iter), beta, dtype=torch.float64, device=device)
 
 
 def iteration_of(solver: Solver, T: int, like: Tensor) -> Iteration:
@@ -93,5 +107,5 @@ def iteration_of(solver: Solver, T: int, like: Tensor) -> Iteration:
         memory = min(solver.memory, n)
     if isinstance(solver, Broyden):
         memory, growth = solver.most_factors(n, like.dtype), solver.growth
-    steps = steps_of(solver, T).detach().to(like.device)
+    steps = steps_of(solver, T, like.device).detach().to(like.device)
     return Iteration(steps, memory, solver.rtol, solver.atol, method, growth)

@@ -26,6 +26,16 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
+from fixpoint.models.ops.common.triton_blocks import (
+    activate,
+    activation_slope,
+    block_of_rows,
+    device_limits,
+    load_block,
+    load_weights,
+    product_in_registers,
+    rows_of_program,
+)
 from fixpoint.models.ops.leaky.arguments import BackwardArguments, ForwardArguments
 
 MAX_SIZE = 256  # units n; above, A fits on the chip in neither type
@@ -63,9 +73,7 @@ def launch_config(
         return LaunchConfig(size, 16, size if fits else 64, max(4, size // 16), 1 if fits else 2)
     if size > 128:
         return LaunchConfig(size, 8, 16, 16, 3)
-    per_processor = B // processors
-    rows = 4 if per_processor >= 4 else max(1, min(per_processor, 2))
-    return LaunchConfig(size, rows, size, size // 16, 1)
+    return LaunchConfig(size, rows_of_program(B, processors), size, size // 16, 1)
 
 
 def forward(arguments: ForwardArguments) -> None:
@@ -94,15 +102,8 @@ def _launch(
 ) -> None:
     if not h.numel() or not a.numel():
         return
-    (B, n), device = h.shape, h.device
-    processors, shared = 1, 2**20
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        processors = properties.multi_processor_count
-        # Missing from torch's stubs, and where the device is not NVIDIA's.
-        shared = getattr(
-            properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
-        )
+    B, n = h.shape
+    processors, shared = device_limits(h)
     config = launch_config(n, B, h.dtype, processors=processors, shared=shared)
     sizes = {"n": n, "SIZE": config.size, "ROWS": config.rows, "TILE": config.tile}
     arguments = [x.detach() for x in tensors]
@@ -132,10 +133,10 @@ def _forward(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    row, at, inside, step = _block(B, n, SIZE, ROWS)
+    row, at, inside, step = block_of_rows(B, n, SIZE, ROWS)
     kind = h.dtype.element_ty
-    weights = _weights(At, 0, n, TILE, SIZE)
-    y = _load(h, at, inside)
+    weights = load_weights(At, 0, n, TILE, SIZE)
+    y = load_block(h, at, inside)
     u = tl.load(U + at, mask=inside, other=0.0)
     for m in range(T * K):
         # Read a step ahead, as memory takes longer than a step; the last one reads again.
@@ -145,7 +146,7 @@ def _forward(  # type: ignore[no-untyped-def]
         a_m, b_m = tl.load(a + m).to(tl.float32), tl.load(b + m).to(tl.float32)
         z = _add_product(u.to(tl.float32), y, weights, At, h, at, inside, row, B, n, TILE)
         # Zero in the padding: it would grow where |a| > 1, and infinity times 0 is NaN.
-        c = tl.where(inside, _activation(z, ACTIVATION), 0.0)
+        c = tl.where(inside, activate(z, ACTIVATION), 0.0)
         y = a_m * y + b_m * c
         if KEEP:
             tl.store(C + at, c.to(kind), mask=inside)
@@ -181,10 +182,10 @@ def _backward(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
 ):
     """`sums` (2, M, B) receives the terms of da and db, summed over units."""
-    row, at, inside, step = _block(B, n, SIZE, ROWS)
+    row, at, inside, step = block_of_rows(B, n, SIZE, ROWS)
     kind = g.dtype.element_ty
-    weights = _weights(A, 0, n, TILE, SIZE)
-    y, v = _load(g, at, inside), tl.zeros((ROWS, SIZE), tl.float32)
+    weights = load_weights(A, 0, n, TILE, SIZE)
+    y, v = load_block(g, at, inside), tl.zeros((ROWS, SIZE), tl.float32)
     M = T * K
     G += (T - 1) * step
     V += (T - 1) * step
@@ -213,7 +214,7 @@ def _backward(  # type: ignore[no-untyped-def]
         place = sums + m.to(tl.int64) * B + row
         tl.store(place, sa, mask=row < B)
         tl.store(place + M.to(tl.int64) * B, sb, mask=row < B)
-        d = b_m * y * _activation_slope(c, ACTIVATION)
+        d = b_m * y * activation_slope(c, ACTIVATION)
         tl.store(D + at, d.to(kind), mask=inside)
         if HAS_V:
             v += d
@@ -225,26 +226,6 @@ def _backward(  # type: ignore[no-untyped-def]
         D -= step
         s, c = s_next, c_next
     tl.store(g + at, y.to(kind), mask=inside)
-
-
-@triton.jit
-def _block(B, n: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows of this program, their places in a (B, n) array, which exist, and its length."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    col = tl.arange(0, SIZE)
-    inside = (row < B)[:, None] & (col < n)[None, :]
-    return row, row[:, None] * n + col[None, :], inside, B.to(tl.int64) * n
-
-
-@triton.jit
-def _load(pointer, at, inside):  # type: ignore[no-untyped-def]
-    return tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _weights(A, first, n: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    row, col = first + tl.arange(0, TILE)[:, None], tl.arange(0, SIZE)[None, :]
-    return tl.load(A + row * n + col, mask=(row < n) & (col < n), other=0.0)
 
 
 @triton.jit
@@ -261,9 +242,9 @@ def _add_product(  # type: ignore[no-untyped-def]
             col = first + tl.arange(0, TILE)[None, :]
             mask = (row < B)[:, None] & (col < n)
             part = tl.load(scratch + row[:, None] * n + col, mask=mask, other=0.0)
-            z = tl.dot(part, _weights(A, first, n, TILE, SIZE), z, input_precision="ieee")
+            z = tl.dot(part, load_weights(A, first, n, TILE, SIZE), z, input_precision="ieee")
     elif weights.dtype == tl.float32:
-        z += tl.sum(y[:, :, None] * weights[None, :, :], 1)
+        z += product_in_registers(y, weights)
     else:
         z = tl.dot(y.to(weights.dtype), weights, z)
     return z
@@ -272,43 +253,3 @@ def _add_product(  # type: ignore[no-untyped-def]
 @triton.jit
 def _add_both(x, y, x_other, y_other):  # type: ignore[no-untyped-def]
     return x + x_other, y + y_other
-
-
-@triton.jit
-def _activation(x, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
-    if NAME == "relu":
-        x = tl.where(x <= 0, 0.0, x)  # NaN is kept
-    elif NAME == "tanh":
-        x = _tanh(x)
-    elif NAME == "sigmoid":
-        x = 0.5 + 0.5 * _tanh(0.5 * x)
-    return x
-
-
-@triton.jit
-def _activation_slope(c, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
-    """sigma' from c = sigma(.)."""
-    slope = tl.full(c.shape, 1.0, tl.float32)
-    if NAME == "relu":
-        slope = tl.where(c <= 0, 0.0, 1.0)
-    elif NAME == "tanh":
-        slope = 1 - c * c
-    elif NAME == "sigmoid":
-        slope = c * (1 - c)
-    return slope
-
-
-@triton.jit
-def _tanh(x):  # type: ignore[no-untyped-def]
-    """A rational function within a few units in the last place; NaN is kept.
-
-    Source: Eigen, generic_fast_tanh_float.
-    """
-    x = tl.where(x < -7.90531110763549805, -7.90531110763549805, x)
-    x = tl.where(x > 7.90531110763549805, 7.90531110763549805, x)
-    s = x * x
-    p = 2.00018790482477e-13 + s * -2.76076847742355e-16
-    p = 5.12229709037114e-08 + s * (-8.60467152213735e-11 + s * p)
-    p = 4.89352455891786e-03 + s * (6.37261928875436e-04 + s * (1.48572235717979e-05 + s * p))
-    q = 2.26843463243900e-03 + s * (1.18534705686654e-04 + s * 1.19825839466702e-06)
-    return x * p / (4.89352518554385e-03 + s * q)
