@@ -2,7 +2,7 @@
 
 One shape, as of HAR-2, with the self-feedback cell of bound 0.7 and rtol 1e-3. Minima of
 interleaved runs in one process: ratios hold where times drift.
-Run: python benchmarks/equilibrium.py [--quick] [--loop]
+Run: python benchmarks/equilibrium.py [--quick] [--loop] [--device cuda]
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from processor import processor
-from recurrent import SHAPES, Run, minima, ours_layer, training
+from figures import Figures, add_options, device_name
+from recurrent import LARGE, SHAPES, Run, as_ms, elapsed_on_gpu, minima, ours_layer, training
 from torch import Tensor
 
 from fixpoint import Anderson, Broyden, Implicit, Newton, Picard, Unrolled
@@ -34,10 +34,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repeats")
     parser.add_argument("--loop", action="store_true", help="the loop over solves too")
+    add_options(parser)
     options = parser.parse_args()
-    seconds = 2.0 if options.quick else 20.0
-    print(processor())
-    times = {threads: compare(threads, seconds, loop=options.loop) for threads in (1, 2)}
+    seconds, figures = 2.0 if options.quick else 20.0, Figures(options.json)
+    print(device_name(options.device))
+    if options.device == "cuda":
+        gpu(seconds, figures)
+    else:
+        cpu(seconds, figures, loop=options.loop)
+
+
+def gpu(seconds: float, figures: Figures) -> None:
+    """The fused scans against the K = 1 step, and against the loop over solves on the GPU."""
+    for shape in ("HAR-2", "wide batch"):
+        B, T, d, n = (SHAPES | LARGE)[shape]
+        with torch.device("cuda"):
+            x = torch.randn(T, B, d)
+            runs: dict[str, Run] = {"K = 1": training(*ours_layer(T, B, d, n), x, n)}
+            for name in ("Picard", "Anderson"):  # which have kernels
+                make = SOLVERS[name]
+                layer = make_layer(make(), d, n)
+                runs[name] = layer_training(layer, x)
+                runs[f"{name} inference"] = torch.no_grad()(lambda layer=layer, x=x: layer(x))
+                plain = make_layer(make(), d, n, implementation="reference")
+                runs[f"{name} loop"] = layer_training(plain, x)
+            best = minima(runs, seconds, lambda run: elapsed_on_gpu(run, 1))
+        print(f"\n{shape} (B, T, d, n) = {(B, T, d, n)}; ms")
+        for name, time in best.items():
+            print(f"  {name:20}{time * 1e3:9.2f}{time / best['K = 1']:7.1f} x K = 1")
+        figures.add(shape=shape, ms=as_ms(best))
+
+
+def cpu(seconds: float, figures: Figures, *, loop: bool) -> None:
+    times = {threads: compare(threads, seconds, loop=loop) for threads in (1, 2)}
+    for threads, best in times.items():
+        figures.add(shape="HAR-2", threads=threads, ms=as_ms(best))
     print("\n2 threads against 1:", end="")
     for name in SOLVERS:
         print(f"  {name} {times[1][name] / times[2][name]:.2f}x", end="")

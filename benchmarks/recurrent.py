@@ -1,8 +1,8 @@
 """Time the fused recurrences against torch's recurrent layers, plain loops and their products.
 
 Minima of interleaved runs in one process, on one and two threads: ratios hold where times drift.
-Then the same on a GPU, where there is one, against cuDNN.
-Run: python benchmarks/recurrent.py [--quick]
+On a GPU against cuDNN.
+Run: python benchmarks/recurrent.py [--quick] [--device cuda]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from figures import Figures, add_options
 from processor import processor
 from torch import Tensor, nn
 
@@ -34,15 +35,16 @@ Layer = tuple[Callable[[Tensor], Tensor], list[Tensor]]  # forward and its param
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repeats")
-    parser.add_argument("--gpu", action="store_true", help="leave out the CPU")
+    add_options(parser)
     options = parser.parse_args()
-    seconds = 2.0 if options.quick else 20.0
-    if not options.gpu:
-        cpu(seconds)
-    gpu(seconds)
+    figures = Figures(options.json)
+    if options.device == "cuda":
+        gpu(quick=options.quick, figures=figures)
+    else:
+        cpu(2.0 if options.quick else 20.0, figures)
 
 
-def cpu(seconds: float) -> None:
+def cpu(seconds: float, figures: Figures) -> None:
     names = "torch", "numpy", "scipy", "numba"
     print(processor(), *(f"{x} {_version(x)}" for x in names))
     one_thread: dict[str, tuple[float, float]] = {}
@@ -52,6 +54,7 @@ def cpu(seconds: float) -> None:
             print(f"\n{name} (B, T, d, n) = {shape}, {torch.get_num_threads()} threads; ms")
             best = minima(runs(*shape), seconds)
             table(best)
+            figures.add(shape=name, threads=threads, ms=as_ms(best))
             for cell in ("FastGRNN", "UGRNN"):
                 pairs = ((best[f"{cell}{x}"], best[f"{cell} plain{x}"]) for x in ("", " inference"))
                 print(f"  {cell} against its plain loop:", *(f"{a / b:.2f}x" for a, b in pairs))
@@ -74,11 +77,8 @@ def cpu(seconds: float) -> None:
         print(f"  {name:20}{best_time * 1e3:8.2f}{best_time / (T * K) * 1e6:8.1f}")
 
 
-def gpu(seconds: float) -> None:
+def gpu(*, quick: bool, figures: Figures) -> None:
     """cuDNN runs float32 in TF32 unless told not to; the fused recurrence itself never does."""
-    if not torch.cuda.is_available():
-        print("\nno GPU")
-        return
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}", end=", ")
     print(f"triton {_version('triton')}, cuDNN {torch.backends.cudnn.version()}")
     kinds = {
@@ -86,32 +86,36 @@ def gpu(seconds: float) -> None:
         "TF32": (torch.float32, True),
         "bfloat16": (torch.bfloat16, False),
     }
-    for name, shape in (SHAPES | LARGE).items():
+    names = ["HAR-2", "wide batch", "n = 256"] if quick else [*SHAPES, *LARGE]
+    for name in names:
+        shape = (SHAPES | LARGE)[name]
         for kind, (dtype, tf32) in kinds.items():
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
             torch.set_default_dtype(dtype)
             print(f"\n{name} (B, T, d, n) = {shape}, {kind}; ms")
             with torch.device("cuda"):
-                on_gpu = runs(*shape)
-            table(minima(on_gpu, seconds, elapsed_on_gpu))
+                on_gpu = runs(*shape, gated=False)  # which has no kernel for a GPU
+            best = minima(on_gpu, 1.0 if quick else 20.0, elapsed_on_gpu)
+            table(best)
+            figures.add(shape=name, kind=kind, ms=as_ms(best))
     torch.set_default_dtype(torch.float32)
 
 
-def runs(B: int, T: int, d: int, n: int) -> dict[str, Run]:
+def runs(B: int, T: int, d: int, n: int, *, gated: bool = True) -> dict[str, Run]:
     x = torch.randn(T, B, d)
     layers: dict[str, Layer] = {
         "fused": ours_layer(T, B, d, n),
         "fused, last state": ours_layer(T, B, d, n, last_only=True),
         "fused, recompute": ours_layer(T, B, d, n, recompute=True),
         "plain loop": ours_layer(T, B, d, n, plain=True),
-        "FastGRNN": gated_layer(T, B, d, n, 1),
-        "FastGRNN plain": gated_layer(T, B, d, n, 1, plain=True),
-        "UGRNN": gated_layer(T, B, d, n, 2),
-        "UGRNN plain": gated_layer(T, B, d, n, 2, plain=True),
         "nn.RNN relu": torch_layer(nn.RNN(d, n, nonlinearity="relu")),
         "nn.GRU": torch_layer(nn.GRU(d, n)),
         "nn.LSTM": torch_layer(nn.LSTM(d, n)),
     }
+    if gated:
+        for name, count in (("FastGRNN", 1), ("UGRNN", 2)):
+            layers[name] = gated_layer(T, B, d, n, count)
+            layers[f"{name} plain"] = gated_layer(T, B, d, n, count, plain=True)
     out: dict[str, Run] = {}
     for name, layer in layers.items():
         out[name] = training(*layer, x, n)
@@ -189,7 +193,7 @@ def elapsed(run: Run) -> float:
     return time.perf_counter() - begin
 
 
-def elapsed_on_gpu(run: Run, repeats: int = 10) -> float:
+def elapsed_on_gpu(run: Run, repeats: int = 3) -> float:
     """Seconds of one of several runs in a row, as in training: launches overlap with kernels."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
@@ -212,6 +216,10 @@ def minima(
             best[name] = min(best[name], elapsed(run))
         rounds += 1
     return best
+
+
+def as_ms(best: dict[str, float]) -> dict[str, float]:
+    return {name: round(1e3 * seconds, 4) for name, seconds in best.items()}
 
 
 def table(best: dict[str, float]) -> None:

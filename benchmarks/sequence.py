@@ -2,9 +2,8 @@
 
 A user's cell (a leaky step of four small operations, no fused path) against its Python loop, and
 ERNN against its fused path and its reference loop. Minima of interleaved runs in one process, on
-the CPU the processor time of one thread, which other processes disturb least. On a GPU too, where
-there is one.
-Run: python benchmarks/sequence.py [--quick]
+the CPU the processor time of one thread, which other processes disturb least.
+Run: python benchmarks/sequence.py [--quick] [--device cuda]
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from processor import processor
+from figures import Figures, add_options, device_name, synchronize
 from torch import Tensor, nn
 
 from fixpoint.models import ERNN, RecurrentCell
@@ -52,13 +51,13 @@ class UserCell(RecurrentCell):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two rounds, up to T = 1024")
+    add_options(parser)
     options = parser.parse_args()
+    device, figures = options.device, Figures(options.json)
     rounds, longest = (2, 1024) if options.quick else (3, 8192)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    print(processor(), f"torch {torch.__version__}", end=", ")
-    print(torch.get_num_threads(), "threads")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(device_name(device), torch.get_num_threads(), "threads")
     for eta in (0.01, 0.1):
         print(f"\nA user's cell, n = {UNITS}, eta = {eta}, {device}; ms")
         header()
@@ -66,13 +65,15 @@ def main() -> None:
             for B in (1, 16, 128):
                 if longest >= T and T * B <= 2**17:
                     cells = {t: UserCell(8, UNITS, eta=eta, time=t) for t in MODES}
-                    compare(cells, torch.randn(T, B, 8), UNITS, rounds, device)
+                    row = compare(cells, torch.randn(T, B, 8), UNITS, rounds, device)
+                    figures.add(cell="user's", eta=eta, **row)
     for name in ("reference", "auto"):
         print(f"\nERNN, n = 80, eta = 0.01, implementation={name!r}, {device}; ms")
         header()
         for T, B in ((128, 1), (128, 16), (1024, 1)):
             layers = {t: ERNN(9, 80, rank=8, implementation=name, time=t).l0 for t in MODES}
-            compare(layers, torch.randn(T, B, 9), 80, rounds, device)
+            row = compare(layers, torch.randn(T, B, 9), 80, rounds, device)
+            figures.add(cell="ERNN", implementation=name, **row)
 
 
 MODES = ("sequential", "parallel", "auto")
@@ -87,22 +88,28 @@ def header() -> None:
     print("updates")
 
 
-def compare(cells: dict[str, RecurrentCell], x: Tensor, n: int, rounds: int, device: str) -> None:
-    """One row: times of both paths, their quotient, and auto against the better."""
+def compare(
+    cells: dict[str, RecurrentCell], x: Tensor, n: int, rounds: int, device: str
+) -> dict[str, object]:
+    """One row, printed: times of both paths, their quotient, and auto against the better."""
     state = cells["sequential"].state_dict()
     x, h0 = x.to(device), torch.zeros(x.shape[1], n, device=device)
     for cell in cells.values():
         cell.load_state_dict(state)
         cell.to(device)
     row = f"  {x.shape[0]:6}{x.shape[1]:6}  "
+    figures: dict[str, object] = {"T": x.shape[0], "B": x.shape[1]}
     for kind in (inference, training):
         best = minima({t: kind(cell, x, h0) for t, cell in cells.items()}, rounds, device)
         loop, parallel, auto = (1e3 * best[t] for t in MODES)
+        figures[f"{kind.__name__} ms"] = {t: round(1e3 * best[t], 3) for t in MODES}
         ratio, against = loop / parallel, auto / min(loop, parallel)
         row += f"{loop:9.1f}{parallel:10.1f}{ratio:6.1f}x{against:7.2f}x  "
     solution = cells["parallel"].time_solution
     assert solution is not None
-    print(row + f"{int(solution.iterations.max()):7}", flush=True)
+    figures["updates"] = int(solution.iterations.max())
+    print(row + f"{figures['updates']:7}", flush=True)
+    return figures
 
 
 def inference(cell: RecurrentCell, x: Tensor, h0: Tensor) -> Run:
@@ -123,10 +130,10 @@ def minima(runs: dict[str, Run], rounds: int, device: str) -> dict[str, float]:
     for _ in range(rounds):
         for name, run in runs.items():
             clock = time.process_time if device == "cpu" else time.perf_counter
+            synchronize(device)
             begin = clock()
             run()
-            if device == "cuda":
-                torch.cuda.synchronize()
+            synchronize(device)
             best[name] = min(best[name], clock() - begin)
     return best
 

@@ -1,6 +1,6 @@
 """Solvers against bare loops and torchdeq, as ratios of times within one process.
 
-    python benchmarks/solvers.py [--quick]
+    python benchmarks/solvers.py [--quick] [--device cuda]
 
 phi(z) = tanh(z U^T + x) with ||U||_2 = 0.9, solved to a relative residual of 1e-6 in float32.
 Each time is the least of several runs, the contestants taken by turns.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 import torchdeq
-from processor import processor
+from figures import Figures, add_options, device_name, synchronize
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -45,13 +45,13 @@ class Problem(NamedTuple):
         return torch.tanh(torch.addmm(self.x, z, self.U.t()))
 
 
-def make_problem(B: int, D: int, *, symmetric: bool) -> Problem:
+def make_problem(B: int, D: int, *, symmetric: bool, device: str) -> Problem:
     generator = torch.Generator().manual_seed(0)
     U = torch.randn(D, D, generator=generator)
     U = U + U.t() if symmetric else U
     norm = torch.linalg.matrix_norm(U, 2) if D < 1000 else _norm_by_power(U)
-    U = (0.9 / norm * U).requires_grad_()
-    x = torch.randn(B, D, generator=generator, requires_grad=True)
+    U = (0.9 / norm * U).to(device).requires_grad_()
+    x = torch.randn(B, D, generator=generator).to(device).requires_grad_()
     return Problem(f"B={B} D={D} {'symmetric' if symmetric else 'not symmetric'}", U, x)
 
 
@@ -75,13 +75,15 @@ def bare_loop(problem: Problem) -> tuple[Tensor, int]:
     return z, MAX_ITER
 
 
-def best(contestants: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
+def best(contestants: dict[str, Callable[[], object]], runs: int, device: str) -> dict[str, float]:
     """Least time of each in ms, the contestants taken by turns."""
     least = dict.fromkeys(contestants, float("inf"))
     for _ in range(runs):
         for name, work in contestants.items():
+            synchronize(device)
             start = time.perf_counter()
             work()
+            synchronize(device)
             least[name] = min(least[name], 1e3 * (time.perf_counter() - start))
     return least
 
@@ -100,7 +102,7 @@ def theirs(name: str) -> torchdeq.core.DEQBase:
     )
 
 
-def compare_solvers(problem: Problem, runs: int) -> None:
+def compare_solvers(problem: Problem, runs: int, figures: Figures) -> None:
     z0 = torch.zeros_like(problem.x)
     table = Table(title=f"{problem.name}, forward; forward + backward", box=box.SIMPLE_HEAD)
     for head in (
@@ -144,6 +146,11 @@ def compare_solvers(problem: Problem, runs: int) -> None:
                 "torchdeq, backward": their_backward,
             },
             runs,
+            problem.x.device.type,
+        )
+        ms = {key: round(value, 3) for key, value in t.items()}
+        figures.add(
+            problem=problem.name, solver=kind.__name__, threads=torch.get_num_threads(), ms=ms
         )
         solution = fixpoint.solve(problem.phi, z0, solver).check()
         table.add_row(
@@ -177,7 +184,7 @@ def compare_unrolled(problem: Problem, runs: int) -> None:
         def ours(layer: FixedPoint = layer) -> None:
             torch.autograd.grad(layer(problem.phi, z0).z.sum(), [problem.U, problem.x])
 
-        t = best({"hand": by_hand, "ours": ours}, 3 * runs)
+        t = best({"hand": by_hand, "ours": ours}, 3 * runs, problem.x.device.type)
         console.print(
             f"  unrolled K={K}: {t['ours']:.2f} ms, by hand {t['hand']:.2f} ms, "
             f"ratio {t['ours'] / t['hand']:.2f}"
@@ -202,21 +209,25 @@ def broyden_memory(problem: Problem) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few runs, small problems only")
-    runs = 3 if (quick := parser.parse_args().quick) else 15
+    add_options(parser)
+    options = parser.parse_args()
+    quick, device, figures = options.quick, options.device, Figures(options.json)
+    runs = 3 if quick else 15
     console.print(
-        f"fixpoint {fixpoint.__version__}, torch {torch.__version__}, torchdeq 0.1.0, "
-        f"Python {platform.python_version()}, {processor()}"
+        f"fixpoint {fixpoint.__version__}, torchdeq 0.1.0, Python {platform.python_version()}, "
+        f"{device_name(device)}"
     )
-    for threads in (1,) if quick else (1, 2):
+    for threads in (1,) if quick or device == "cuda" else (1, 2):
         torch.set_num_threads(threads)
         console.print(f"\n[bold]{threads} thread{'s' * (threads > 1)}[/bold]")
         for symmetric in (True, False):
-            problem = make_problem(128, 128, symmetric=symmetric)
-            compare_solvers(problem, runs)
+            problem = make_problem(128, 128, symmetric=symmetric, device=device)
+            compare_solvers(problem, runs, figures)
             compare_unrolled(problem, runs)
             broyden_memory(problem)
         if not quick:
-            compare_solvers(make_problem(16, 4096, symmetric=False), 5)
+            large = make_problem(16, 4096, symmetric=False, device=device)
+            compare_solvers(large, 5, figures)
 
 
 if __name__ == "__main__":

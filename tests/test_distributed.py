@@ -1,4 +1,4 @@
-"""Two processes with half of the batch each give the gradients of one with all of it."""
+"""Processes with a part of the batch each give the gradients of one with all of it."""
 
 import os
 from pathlib import Path
@@ -26,14 +26,18 @@ def batch():
     return torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def work(rank, folder):
+def work(rank, folder, processes, device):
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+        "nccl" if device == "cuda" else "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=processes,
     )
-    model = nn.parallel.DistributedDataParallel(Block())
-    model(batch()[3 * rank : 3 * rank + 3]).square().mean().backward()
-    torch.save([p.grad for p in model.parameters()], f"{folder}/{rank}.pt")
+    model = nn.parallel.DistributedDataParallel(Block().to(device))
+    rows = batch().chunk(processes)[rank].to(device)
+    model(rows).square().mean().backward()
+    torch.save([p.grad.cpu() for p in model.parameters()], f"{folder}/{rank}.pt")
     torch.distributed.barrier()
     # gloo's threads outlive DistributedDataParallel's reference to them and now and then abort the
     # interpreter while it shuts down; the gradients are saved, so leave without shutting down.
@@ -41,11 +45,14 @@ def work(rank, folder):
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-def test_two_processes_equal_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("processes", "device"), [(2, "cpu"), pytest.param(1, "cuda", marks=pytest.mark.gpu)]
+)
+def test_gradients_equal_those_of_one_process(processes, device, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    torch.multiprocessing.spawn(work, args=(str(tmp_path),), nprocs=2)
+    torch.multiprocessing.spawn(work, args=(str(tmp_path), processes, device), nprocs=processes)
     model = Block()
     model(batch()).square().mean().backward()
-    for rank in (0, 1):
+    for rank in range(processes):
         for p, grad in zip(model.parameters(), torch.load(tmp_path / f"{rank}.pt"), strict=True):
             assert torch.allclose(p.grad, grad, rtol=1e-9, atol=1e-12)
