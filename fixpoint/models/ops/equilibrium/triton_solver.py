@@ -1,7 +1,8 @@
-"""The solver loop on a block of rows, inside a Triton kernel; the same as in `numba_solvers`.
+"""The solver loop on a block of rows, inside a Triton kernel; see `numba_solvers`.
 
 One block solves z = sigma(z M + q), or the affine z = (z * slope) M + q of an adjoint. Each row is
-measured after each evaluation, and frozen once it is done; the loop ends with its last row.
+measured after each evaluation, and frozen once it is done; the loop ends with its last row. The
+stalls RUNAWAY and ROUNDING are not looked for.
 """
 
 from __future__ import annotations
