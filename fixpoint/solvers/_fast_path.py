@@ -20,29 +20,28 @@ class Summary(NamedTuple):
     improved: the residual of each unsolved sample is its smallest so far.
     least_r: the smallest scaled residual of an active sample, inf where there is none.
     done: no active sample is above its tolerance.
-    within_reach: no sample is larger than its reach.
+    sizes: the smallest and the largest |phi(z)| of all samples.
     """
 
     improved: bool
     least_r: float
     done: bool
-    within_reach: bool
+    sizes: tuple[float, float]
 
 
 class Masks(NamedTuple):
     """Samples that the solve moves, and those whose best state it keeps, (B,) bool each.
 
-    zero, inf: as tensors, since to make one of a Python number takes longer than its use.
+    inf: (B,), since to make a tensor of a Python number takes longer than its use.
     """
 
     active: Tensor
     unsolved: Tensor
-    zero: Tensor
     inf: Tensor
 
 
 def summarize(
-    measured: Residuals, best_r: Tensor, reach: Tensor, masks: Masks | None, smallest_safe: float
+    measured: Residuals, best_r: Tensor, masks: Masks | None, safe_size: float
 ) -> Summary | None:
     """The summary, or None where a sample is not finite or has to be measured in float64.
 
@@ -51,22 +50,18 @@ def summarize(
     Args:
         measured: of all samples.
         best_r: smallest residual of each sample so far, (B,).
-        reach: largest size at which a residual is judged by the size of its state alone, (B,) or
-            (B, leaves).
         masks: None while every sample is active.
-        smallest_safe: least norm whose square keeps all its digits.
+        safe_size: least |phi(z)| that is measured exactly enough in the dtype of the measures.
     """
-    r, scale, headroom = measured.r, measured.scale, reach - measured.size
-    if scale.dim() == 2:  # of the leaves
-        scale, headroom = scale.amin(1), headroom.amin(1)
-    improvement, highest, lowest = best_r - r, r, r
+    r, size = measured.r, measured.size
+    least_size, largest_size = (size, size) if size.dim() == 1 else (size.amin(1), size.amax(1))
+    # Minima alone, the largest of what is negated: one reduction is faster than two.
+    rows = [best_r - r, least_size, -largest_size, r, -r]
     if masks is not None:
         # A sample that has converged needs no best state, and the solve does not wait for it.
-        improvement = torch.where(masks.unsolved, improvement, masks.inf)
-        highest = torch.where(masks.active, r, masks.zero)
-        lowest = torch.where(masks.active, r, masks.inf)
-    rows = torch.stack((r + scale, scale, improvement, lowest, highest, headroom))
-    least, largest = torch.stack(torch.aminmax(rows, dim=1)).tolist()
-    if not (largest[0] < math.inf and least[1] >= smallest_safe):
+        rows[0] = torch.where(masks.unsolved, rows[0], masks.inf)
+        rows += [torch.where(masks.active, r, masks.inf), torch.where(masks.active, -r, masks.inf)]
+    improvement, least, largest, *residuals = torch.stack(rows).amin(1).tolist()
+    if not (residuals[1] > -math.inf and safe_size <= least and largest > -math.inf):
         return None
-    return Summary(least[2] > 0, least[3], largest[4] <= 1, least[5] >= 0)
+    return Summary(improvement > 0, residuals[-2], residuals[-1] >= -1, (least, -largest))

@@ -14,7 +14,8 @@ from fixpoint.solution import Result, Solution, Stall, Trace
 from fixpoint.solvers._fast_path import Masks, Summary, summarize
 from fixpoint.solvers._rowwise import choose_rows
 from fixpoint.solvers.finished import stop_finished
-from fixpoint.solvers.residual import MAX_GROWTH, ResidualNorm, Residuals, Tolerance, any_leaf
+from fixpoint.solvers.reach import Reach
+from fixpoint.solvers.residual import ResidualNorm, Residuals, Tolerance
 from fixpoint.solvers.status import MIN_UPDATES, classify, has_stalled
 
 CHANGED = (
@@ -77,11 +78,11 @@ class ConvergenceMonitor:
         self.restarting: Tensor | None = None
         self.restarted, self.waiting = self.active, self.none
         self.r = torch.full((z.shape[0],), torch.inf, dtype=self.norm.dtype, device=z.device)
-        self.zero, self.inf = torch.zeros_like(self.r), self.r
+        self.inf = self.r
         self.z, self.fz = z, z
-        self.start_size = self.reach = self.r
         self.runaway: Tensor | None = None  # samples denied convergence beyond their reach, (B,)
         self.measured = Residuals(self.r, self.r, self.r, self.r)
+        self.reach = Reach(self.norm, z, self.measured, 0.0)  # of the start, see `observe`
         self.least_r = 0.0  # a lower bound known on the host
         self.keep_best = options.keep_best or options.backtracks
         self.best_r, self.best_z = self.r, z
@@ -90,8 +91,7 @@ class ConvergenceMonitor:
         self.all_improved = False
         self.improved = self.none  # which samples', where not all
         self.updates = 0
-        self.shared_updates = 0  # made while all samples were active
-        self.later_updates = torch.zeros_like(self.r, dtype=torch.int64)
+        self.iterations: Tensor | int = 0  # the same number for all, or one a sample
         self.evaluations = 0
         self.given = (z, version(z)), (z, version(z))  # what phi must not change
         self.residuals: list[Tensor] = []
@@ -105,9 +105,9 @@ class ConvergenceMonitor:
             if version(x) != given:
                 raise RuntimeError(CHANGED)
         measured = self.norm.measure(z, fz)
-        if k == 0:
-            self._note_reach(z, measured)
         summary = self._summarize(measured)
+        if k == 0:
+            self.reach = Reach(self.norm, z, measured, summary.sizes[0] if summary else 0.0)
         if summary is None:
             z, fz, r = self._observe_masked(k, z, fz, measured, phi)
         else:
@@ -120,28 +120,21 @@ class ConvergenceMonitor:
             self.iterates.append(z.detach())
         return z, fz
 
-    def _note_reach(self, z: Tensor, measured: Residuals) -> None:
-        """Note how far a state may go from the size and the residual of the start."""
-        self.start_size = torch.fmax(self.norm.size(z.detach()), measured.size)
-        reach = self.norm.reach(self.start_size, measured.residual)
-        # A leaf that rests at 0 until others have moved shows no size of its own.
-        self.reach = torch.where(reach > 0, reach, torch.inf) if reach.dim() == 2 else reach
-
     def _summarize(self, measured: Residuals) -> Summary | None:
         if self.masking or not self.has_fast_path:
             return None
         masks = None
         if not self.all_active:
             unsolved = self.active if self.stall is None else self.active | (self.stall > 0)
-            masks = Masks(self.active, unsolved, self.zero, self.inf)
-        return summarize(measured, self.best_r, self.reach, masks, self.norm.smallest_safe)
+            masks = Masks(self.active, unsolved, self.inf)
+        return summarize(measured, self.best_r, masks, self.norm.safe_size)
 
     def _observe_unmasked(self, measured: Residuals, summary: Summary) -> Tensor:
         r, self.all_improved, self.done = measured.r, summary.improved, summary.done
         self.least_r, self.restarting, self.runaway = summary.least_r, None, None
         if self.updates > 0:
             self.restarted = self.none
-        if not summary.within_reach:
+        if not self.reach.covers(measured, summary.sizes[1]):
             r, self.all_improved = self._limit(r, measured), False
             if summary.least_r <= 1:  # some may be denied what the summary took for a solution
                 self.done = not bool((self.active & (r > 1)).any())
@@ -151,8 +144,7 @@ class ConvergenceMonitor:
         return r
 
     def _limit(self, r: Tensor, measured: Residuals) -> Tensor:
-        self.reach = self.norm.extend(self.reach, self.start_size, measured)
-        limited = self.norm.limit(measured, r, self.reach)
+        limited = self.reach.limit(measured, r)
         self.runaway = limited > r
         return limited
 
@@ -233,12 +225,12 @@ class ConvergenceMonitor:
         if options.has_tolerance:
             if options.backtracks and not self.all_improved:
                 self._end_refused(proposal, z)
-            if k % FLOOR_CHECK == 0 and self.least_r * options.rtol <= k * self.norm.eps:
+            if k % FLOOR_CHECK == 0 and self._may_be_at_floor(k):
                 self._end_at_floor(k)
         if self.all_active:
-            self.shared_updates += 1
+            self.iterations += 1
         else:
-            self.later_updates += self.active
+            self.iterations = self.iterations + self.active
             proposal = choose_rows(self.active, proposal, z)
         self.given = (proposal, version(proposal)), (self.fz, version(self.fz))
         return proposal
@@ -246,7 +238,13 @@ class ConvergenceMonitor:
     def _end_refused(self, proposal: Tensor, z: Tensor) -> None:
         """End samples whose solver refuses every step, which is then of length 0."""
         refused = self.active & ~self.improved & (proposal == z).all(1)
-        self._end(refused, Stall.STEP_REFUSED, may_sync=self.has_fast_path)
+        if not self.has_fast_path or bool(refused.any()):
+            self._end(refused, Stall.STEP_REFUSED)
+
+    def _may_be_at_floor(self, k: int) -> bool:
+        """False where the host knows that `_end_at_floor` ends no sample and counts none."""
+        least_level = self.least_r * self.options.rtol / self.norm.eps
+        return least_level <= 2 or (least_level < k - 5 and not self.all_improved)
 
     def _end_at_floor(self, k: int) -> None:
         """End samples whose residual is rounding noise.
@@ -257,36 +255,42 @@ class ConvergenceMonitor:
         level = self.norm.level(self.measured)
         self.floor_checks = self.floor_checks + (level <= 2)
         at_floor = (k - self.best_update > 5 + level) | (self.floor_checks > FLOOR_CHECKS)
-        at_floor, far = self.active & at_floor, any_leaf(self.measured.size > self.reach)
-        may_sync = self.has_fast_path and not self.masking
-        self._end(at_floor & ~far, Stall.ROUNDING, may_sync=may_sync)
-        self._end(at_floor & far, Stall.RUNAWAY, may_sync=may_sync)
-
-    def _end(self, samples: Tensor, cause: Stall, *, may_sync: bool) -> None:
-        if may_sync and not bool(samples.any()):
+        at_floor = self.active & at_floor
+        if self.has_fast_path and not self.masking and not bool(at_floor.any()):
             return
-        before = torch.zeros_like(self.later_updates) if self.stall is None else self.stall
+        far = self.reach.exceeded(self.measured)
+        self._end(at_floor & ~far, Stall.ROUNDING)
+        self._end(at_floor & far, Stall.RUNAWAY)
+
+    def _end(self, samples: Tensor, cause: Stall) -> None:
+        before = (
+            torch.zeros_like(self.active, dtype=torch.int64) if self.stall is None else self.stall
+        )
         self.stall = torch.where(samples, cause.value, before)
         self.active, self.all_active = self.active & ~samples, False
 
     def solution(self, z: Tensor, derivatives: Derivatives) -> Solution:
         """The solution after the last update, z where no better state is kept."""
         r, tolerance = self.r, self.options.has_tolerance
-        if self.done and not self.masking and self.stall is None and tolerance:
-            result = stall = torch.zeros_like(self.active, dtype=torch.int8)  # all CONVERGED
+        all_converged = self.done and not self.masking and self.stall is None and tolerance
+        if all_converged:
+            result = stall = torch.zeros_like(self.active, dtype=torch.int8)
         elif tolerance:
             result, stall = classify(r, nonfinite=self._lost(), stall=self._stall())
         else:
             result = torch.full_like(self.active, Result.FIXED_STEPS.value, dtype=torch.int8)
             result = result.masked_fill(self._lost(), Result.NONFINITE.value)
             stall = None
-        if tolerance and self.keep_best:
+        if tolerance and self.keep_best and not all_converged:
             z = choose_rows(r <= 1, z, self.best_z)
             r = torch.where(r <= 1, r, self.best_r)
+        iterations = self.iterations
+        if isinstance(iterations, int):
+            iterations = torch.full_like(r, iterations, dtype=torch.int64)
         return Solution(
             z,
             r,
-            self.later_updates + self.shared_updates,
+            iterations,
             self.evaluations + derivatives.evaluations,
             result,
             self._trace(),
@@ -305,22 +309,15 @@ class ConvergenceMonitor:
 
     def _stall(self) -> Tensor:
         """Why each sample makes no progress, 0 where it does, (B,)."""
-        none = torch.zeros_like(self.later_updates)
+        none = torch.zeros_like(self.active, dtype=torch.int64)
         slow = has_stalled(none + self.best_update, self.updates) & (self.active | self.waiting)
         cause = torch.where(slow, Stall.NO_PROGRESS.value, none)
-        runaway = self._has_run_away() & (self.active | self.waiting)
+        if self.updates >= MIN_UPDATES:
+            grown = self.reach.run_away(self.measured) & (self.active | self.waiting)
+            cause = torch.where(grown, Stall.RUNAWAY.value, cause)
         if self.runaway is not None:
-            runaway = runaway | self.runaway
-        cause = torch.where(runaway, Stall.RUNAWAY.value, cause)
+            cause = torch.where(self.runaway, Stall.RUNAWAY.value, cause)
         return cause if self.stall is None else torch.where(self.stall > 0, self.stall, cause)
-
-    def _has_run_away(self) -> Tensor:
-        """Whether a state has grown over ten or more updates and its residual has not fallen."""
-        residual, size, _, _ = self.measured
-        scale = self.reach / MAX_GROWTH  # start_size + the largest residual
-        rounding = 8 * self.norm.eps * size
-        grown = (size > 3 * scale) & (residual + rounding >= scale - self.start_size)
-        return any_leaf(grown) & (self.updates >= MIN_UPDATES)
 
     def _trace(self) -> Trace | None:
         if self.options.record is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -11,12 +12,6 @@ from torch import Tensor
 
 Norm = Callable[[Tensor], Tensor]
 """Size of each sample: (B, D) -> (B,)."""
-
-MAX_GROWTH = 100.0
-"""How many times the size of its start and largest residual a state may grow before its residual
-must have fallen as well."""
-MIN_FALL = 1e-3
-"""What a residual has to fall to, in units of the size of the start plus the largest residual."""
 
 
 class Tolerance(NamedTuple):
@@ -72,6 +67,7 @@ class ResidualNorm:
             rtol = 1.0
         if self.norm is None:  # RMS on both sides: the factor 1 / sqrt(D) moves to atol
             atols = [a * d**0.5 for a, d in zip(atols, columns, strict=True)]
+        self.safe_size = least_safe_size(self.smallest_safe, rtol, min(atols))
         # As tensors: to make one of a Python number takes longer than the product.
         scalar = torch.float32 if z.device.type == "mps" else torch.float64
         self.columns = list(columns) if len(columns) > 1 and self.norm is None else None
@@ -110,38 +106,6 @@ class ResidualNorm:
             return residual / scale
         # A leaf without numbers, or at rest at 0, is solved.
         return torch.where(residual == 0, residual, residual / scale).amax(1)
-
-    def reach(self, size: Tensor, residual: Tensor) -> Tensor:
-        """Largest size at which a residual is judged by the size of its state alone.
-
-        A state that runs further, where z = phi(z) has no solution say, makes a residual that
-        does not fall small beside itself.
-
-        Args:
-            size: that of the start.
-            residual: that of the start, or of a state further on.
-        """
-        return MAX_GROWTH * (size + residual)
-
-    def extend(self, reach: Tensor, size: Tensor, measured: Residuals) -> Tensor:
-        """The reach of states beyond it that still move by more than rounding noise."""
-        moves = measured.residual >= MIN_FALL * measured.size  # False for NaN
-        further = torch.maximum(reach, self.reach(size, measured.residual))
-        return torch.where((measured.size > reach) & moves, further, reach)
-
-    def limit(self, measured: Residuals, r: Tensor, reach: Tensor) -> Tensor:
-        """r, (B,); above 1 where a state beyond its reach has a residual that did not fall.
-
-        A residual counts as no less than the rounding of its state, 8 eps times its size, and has
-        fallen at `MIN_FALL` of the size of the start and the largest residual.
-        """
-        residual = torch.maximum(measured.residual, 8 * self.eps * measured.size)
-        scale = MIN_FALL / MAX_GROWTH * reach
-        if self.atol is not None:
-            scale = scale + self.atol
-        beyond = torch.where(measured.size > reach, residual / scale, 0.0)
-        beyond = beyond if self.columns is None else beyond.amax(1)
-        return torch.where(r <= 1, torch.maximum(r, beyond), r)
 
     def level(self, measured: Residuals) -> Tensor:
         """Residual in units of the rounding of phi(z), (B,), of the leaves above tolerance."""
@@ -185,6 +149,15 @@ def resolution(z: Tensor) -> float:
     return eps
 
 
+def least_safe_size(smallest_safe: float, rtol: float, atol: float) -> float:
+    """Size of phi(z) from which on its tolerance is safe in this dtype, whatever the rounding."""
+    missing = smallest_safe * (1 + 1e-5) - atol * (1 - 1e-5)
+    if rtol > 0:
+        return missing / rtol
+    return math.inf if missing > 0 else 0.0
+
+
+@cache
 def smallest_safe_norm(dtype: torch.dtype) -> float:
     """Least 2-norm whose square keeps all its digits in this dtype."""
     return math.sqrt(torch.finfo(dtype).tiny / torch.finfo(dtype).eps)
