@@ -39,16 +39,16 @@ def solve(
         ridge: added to the unit diagonal of the scaled Gram matrix.
         may_sync: whether the host may read which samples need the QR solve.
     """
-    assert history.gram is not None
-    right = products(g, history.dg)
-    gamma, sound = _solve_gram(history.gram, right, noise, ridge)
+    gamma, sound = solve_gram(history, g, noise, ridge)
+    sound = sound.unsqueeze(1)
     if g.shape[1] == 0 or (may_sync and bool(sound.all())):
         return gamma
     if gamma.requires_grad:
         # Solved again without the samples left out, whose zero gradient would meet inf.
-        unit = torch.eye(right.shape[1], dtype=right.dtype, device=right.device)
-        gram = torch.where(sound.unsqueeze(2), history.gram, unit)
-        gamma, _ = _solve_gram(gram, torch.where(sound, right, 0.0), noise, ridge)
+        assert history.gram is not None
+        unit = torch.eye(gamma.shape[1], dtype=gamma.dtype, device=gamma.device)
+        some = history._replace(gram=torch.where(sound.unsqueeze(2), history.gram, unit))
+        gamma, _ = solve_gram(some, torch.where(sound, g, 0.0), noise, ridge)
     order = [*range(newest, -1, -1), *range(len(history.dg) - 1, newest, -1)]
     columns = tuple(history.dg[j].to(gamma.dtype) for j in order)
     places = [order.index(j) for j in range(len(order))]
@@ -57,23 +57,28 @@ def solve(
     return torch.where(gamma.detach().isfinite().all(1, keepdim=True), gamma, 0.0)
 
 
-def _solve_gram(gram: Tensor, right: Tensor, noise: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """gamma of the normal equations, and whether nearly all its digits hold, (B, 1).
+def solve_gram(history: History, g: Tensor, noise: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """gamma of the normal equations, (B, m), and whether nearly all its digits hold, (B,).
 
     The squared pivots of the scaled matrix are the squared sines between each difference and
     those before it, and the normal equations lose as many digits as these are small.
     """
-    # A zero difference, of a sample that has stopped, gets weight zero: its right side is zero.
+    gram, right = history.gram, products(g, history.dg)
+    assert gram is not None
+    # A zero difference, of a sample that has stopped, gets weight zero.
     square = gram.diagonal(dim1=1, dim2=2).detach()
-    length = torch.where(square > 0, square, 1.0).sqrt()
+    positive = square > 0
+    length = torch.where(positive, square, torch.inf).sqrt()
     scaled = gram / (length.unsqueeze(1) * length.unsqueeze(2))
-    scaled.diagonal(dim1=1, dim2=2).add_(torch.where(square > 0, ridge, 1.0))
+    diagonal = scaled.diagonal(dim1=1, dim2=2).add_(positive.logical_not())
+    if ridge > 0:
+        diagonal.add_(ridge)
     factor, info = torch.linalg.cholesky_ex(scaled)
     gamma = torch.cholesky_solve((right / length).unsqueeze(2), factor).squeeze(2) / length
     pivot = factor.detach().diagonal(dim1=1, dim2=2)
     least = torch.finfo(gram.dtype).eps ** (1 / 16)
-    sound = ((pivot > least) & ((pivot * length > noise) | (square == 0))).all(1)
-    return gamma, (sound & info.logical_not())[:, None]
+    sound = ((pivot > least) & (pivot * length > noise)).all(1)
+    return gamma, sound & info.logical_not()
 
 
 def _solve_qr(g: Tensor, columns: tuple[Tensor, ...], noise: Tensor, ridge: float) -> Tensor:

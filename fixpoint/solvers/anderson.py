@@ -98,10 +98,12 @@ class Anderson(IterativeSolver):
         place = (k - 1) % min(self.memory, max(z.shape[1], 1))  # that of the oldest
         history = state.history.replace(place, fz - state.fz, g - state.g)
         accepted = merit <= GROWTH**2 * state.merit
-        if state.damped or not bool(accepted.all()):
-            state = self._judge(state._replace(history=history), place, fz, g, merit, accepted)
-        else:
-            state = state._replace(fz=fz, g=g, merit=merit, history=history)
+        if not state.damped:
+            following = state._replace(fz=fz, g=g, merit=merit, history=history)
+            gamma, sound = _weights.solve_gram(history, g, self._noise(fz), self.ridge)
+            if bool((accepted.squeeze(1) & sound).all()):
+                return self._mix(following, gamma), following
+        state = self._judge(state._replace(history=history), place, fz, g, merit, accepted)
         return self._propose(state, place), state
 
     def restart(self, state: AndersonState, rows: Tensor, z: Tensor, fz: Tensor) -> AndersonState:
@@ -147,11 +149,18 @@ class Anderson(IterativeSolver):
             state.history.keep_rows(~again),
         )
 
+    def _noise(self, fz: Tensor) -> Tensor:
+        """Length below which a difference of g is rounding, (B, 1)."""
+        size = torch.linalg.vector_norm(at_least_float32(fz.detach()), dim=1, keepdim=True)
+        return torch.finfo(fz.dtype).eps * size
+
     def _propose(self, state: AndersonState, place: int) -> Tensor:
+        noise, may_sync = self._noise(state.fz), self.may_sync
+        gamma = _weights.solve(state.history, state.g, noise, self.ridge, place, may_sync=may_sync)
+        return self._mix(state, gamma)
+
+    def _mix(self, state: AndersonState, gamma: Tensor) -> Tensor:
         fz, g, history = state.fz, state.g, state.history
-        eps = torch.finfo(g.dtype).eps
-        noise = eps * torch.linalg.vector_norm(at_least_float32(fz.detach()), dim=1, keepdim=True)
-        gamma = _weights.solve(history, g, noise, self.ridge, place, may_sync=self.may_sync)
         gamma = gamma.to(g.dtype)
         new = subtract_weighted(fz, gamma, history.df)
         mixing = state.mixing.to(g.dtype) if state.damped else None
