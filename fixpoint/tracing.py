@@ -139,6 +139,7 @@ class _Recorder(TorchFunctionMode):
         """Whether x is known: z, captured, or made by a recorded operation."""
         return self._place(x) is not None
 
+    @torch._disable_dynamo  # a compiled phi is recorded operation by operation, not traced with us
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
