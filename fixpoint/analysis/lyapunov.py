@@ -32,10 +32,21 @@ class LyapunovExponent(NamedTuple):
             f"The largest Lyapunov exponent along these windows is {mean:.3g} per time step "
             f"(largest {worst:.3g})"
         )
+        if mean > 0:
+            return (
+                f'{measured}: changes of the state grow, so time="parallel" takes the sequential '
+                "path over sequences this long; short windows of time may still be solved at once."
+            )
         if worst > 0:
-            return f'{measured}: changes of the state grow, so time="parallel" falls back.'
+            return (
+                f"{measured}: changes of the state grow along some windows, which "
+                'time="parallel" may have to solve step by step.'
+            )
         steps = f"{-1 / mean:.3g}" if mean < 0 else "ever more"
-        return f'{measured}: the state forgets within {steps} steps, so time="parallel" can work.'
+        return (
+            f'{measured}: the state forgets within {steps} steps, so time="parallel" can solve '
+            "all steps at once, which is faster on some devices only."
+        )
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fixpoint import Implicit, Picard, Result
-from fixpoint.analysis import lyapunov_exponent
+from fixpoint.analysis import LyapunovExponent, lyapunov_exponent
 from fixpoint.models import ERNN, EURNN, FastRNN
 
 
@@ -66,10 +66,16 @@ def test_chaos_is_positive_and_falls_back():
     x = 0.1 * torch.randn(120, 2, 3, dtype=torch.float64)
     found = lyapunov_exponent(layer, x)
     assert found.exponent.min() > 0
-    assert "falls back" in found.sentence
+    assert "takes the sequential path" in found.sentence
     with pytest.warns(UserWarning, match="fell back"), torch.no_grad():
         layer(x)
     assert (layer.l0.time_solution.result == Result.FALLBACK).all()
+
+
+def test_growth_along_some_windows_is_said_of_these():
+    found = LyapunovExponent(torch.zeros(4, 2), torch.tensor([-0.4, 0.1]))
+    assert "along some windows" in found.sentence
+    assert "within 5 steps" in found._replace(exponent=torch.tensor([-0.2, -0.2])).sentence
 
 
 def test_what_it_cannot_follow():
