@@ -6,10 +6,11 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from fixpoint import __version__
 from fixpoint.cli.errors import fail
+from fixpoint.cli.groups import NamedCommands
 from fixpoint.cli.signals import raise_on_signals
 
 COMMANDS = {
@@ -32,14 +33,17 @@ PLACES = {"figures": "reproduce:figures_app", "data": "data:data_app"}
 _UsageError: Any = typer.BadParameter.__base__
 
 
-class _Commands(TyperGroup):
+class _Commands(NamedCommands):
     """Imports a command when it is chosen, and reports a wrong command line in one line."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:
             result = super().main(*args, **{**extra, "standalone_mode": False})
         except _UsageError as error:
-            fail(error.format_message())
+            message = error.format_message()
+            if not message:  # a group without a command has shown its help
+                raise SystemExit(2) from None
+            fail(message)
         except typer.Abort:
             raise SystemExit(130) from None
         if extra.get("standalone_mode", True):

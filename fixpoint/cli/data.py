@@ -21,13 +21,19 @@ from rich.text import Text
 
 from fixpoint._messages import printable, unknown_name
 from fixpoint.cli.errors import one_message
+from fixpoint.cli.groups import NamedCommands
 from fixpoint.data.archives.download import Archive
 from fixpoint.data.dataset import Dataset
 from fixpoint.data.registry import DATASETS, SOURCES, check_name, load_dataset
 from fixpoint.data.storage import folder
 
 _STOPPED = "stopped: the same command resumes an unfinished download"
-data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, download, describe.")
+data_app = typer.Typer(
+    cls=NamedCommands,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Data sets: list, download, describe.",
+)
 
 
 def _console() -> Console:

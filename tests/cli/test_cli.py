@@ -62,9 +62,21 @@ def test_help_shows_defaults_that_depend_on_others(command, default):
     assert re.search(rf"\[default: \(?{default}\)?\]", text)
 
 
-def test_no_command_shows_the_help():
-    result = run()
-    assert "compare" in result.output
+@pytest.mark.parametrize(("group", "command"), [([], "compare"), (["data"], "fetch")])
+def test_no_command_shows_the_help_and_nothing_else(group, command):
+    result = run(*group)
+    assert command in result.stdout
+    assert not result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "near"), [(["comapre"], "compare"), (["data", "fecth"], "fetch")]
+)
+def test_a_misspelled_command_gets_the_nearest(words, near):
+    result = run(*words)
+    assert result.exit_code == 2
+    assert f"unknown command {words[-1]!r}" in result.stderr
+    assert f"did you mean {near!r}?" in result.stderr
 
 
 BAD = {
