@@ -92,9 +92,10 @@ def check_name(name: str) -> None:
     """
     if name in DATASETS or os.path.exists(expand(name)):
         return
-    if "/" in name or "\\" in name or name.endswith(".npz"):
+    if any(character in name for character in "./\\"):
         raise FileNotFoundError(
             f"there is no file or folder {name}: give an .npz file or a folder of CSV files, or "
             f"one of {', '.join(DATASETS)}"
         )
-    raise ValueError(unknown_name("data set", name, DATASETS))
+    path = "the path of an .npz file or a folder of CSV files"
+    raise ValueError(unknown_name("data set", name, DATASETS, other=path))

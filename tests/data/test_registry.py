@@ -37,7 +37,7 @@ def test_names_go_before_paths_and_lost_paths_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy-walks").mkdir()
     assert load_dataset("toy-walks").name == "toy-walks"
-    for path in ("./mine", "mine.npz", "folder/mine"):
+    for path in ("./mine", "mine.npz", "mine.csv", "folder/mine"):
         with pytest.raises(FileNotFoundError, match=f"no file or folder {path}: .*har2-sample"):
             load_dataset(path)
 
