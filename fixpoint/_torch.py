@@ -46,6 +46,7 @@ __all__ = [
     "tree_structure",
     "tree_unflatten",
     "unbatched",
+    "values",
     "version",
 ]
 
@@ -100,6 +101,11 @@ outside_graph._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
 def version(x: Tensor) -> int:
     """How often x was changed in place, 0 where torch does not count it."""
     return 0 if x.is_inference() else x._version
+
+
+def values(x: Tensor) -> list[float]:
+    """The numbers of a vector on the host; `tolist` of torch 2.6 refuses those of torch.func."""
+    return [e.item() for e in x] if is_functorch_wrapped_tensor(x) else x.tolist()
 
 
 def inside_forward_mode() -> bool:

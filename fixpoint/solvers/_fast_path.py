@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fixpoint._torch import values
 from fixpoint.solvers.residual import Residuals
 
 
@@ -61,7 +62,7 @@ def summarize(
         # A sample that has converged needs no best state, and the solve does not wait for it.
         rows[0] = torch.where(masks.unsolved, rows[0], masks.inf)
         rows += [torch.where(masks.active, r, masks.inf), torch.where(masks.active, -r, masks.inf)]
-    improvement, least, largest, *residuals = torch.stack(rows).amin(1).tolist()
+    improvement, least, largest, *residuals = values(torch.stack(rows).amin(1))
     if not (residuals[1] > -math.inf and safe_size <= least and largest > -math.inf):
         return None
     return Summary(improvement > 0, residuals[-2], residuals[-1] >= -1, (least, -largest))

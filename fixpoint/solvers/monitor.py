@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from fixpoint._torch import version
+from fixpoint._torch import values, version
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Stall, Trace
 from fixpoint.solvers._fast_path import Masks, Summary, summarize
@@ -193,8 +193,8 @@ class ConvergenceMonitor:
 
     def _check(self, lost: Tensor) -> None:
         """Let the host read how many samples are active, lost and waiting."""
-        counts = torch.stack((self.active, lost, self.waiting)).sum(1).tolist()
-        active, some_lost, some_waiting = counts
+        counts = torch.stack((self.active, lost, self.waiting)).sum(1)
+        active, some_lost, some_waiting = values(counts)
         self.masking = self.masking or some_lost > some_waiting
         self.all_active = self.all_active and active == len(lost)
         self.done = active == 0 and some_waiting == 0
