@@ -100,7 +100,7 @@ class Auto(IterativeSolver):
             more = stage.run(phi, start, t, track_from=track_from, derivatives=derivatives)
             solver_index = torch.where(open_, len(stages), solver_index)
             stages.append(name)
-            solution = _joined(solution, more, open_)
+            solution = _joined(solution, more, open_, budget)
         index = torch.where(solution.converged, solver_index, -1).tolist()
         solved_by = tuple(None if i < 0 else stages[i] for i in index)
         return replace(solution, solved_by=solved_by), None
@@ -168,8 +168,11 @@ class _Stage(IterativeSolver):
         return torch.where(stop, z, proposal), new
 
 
-def _joined(first: Solution, second: Solution, moved: Tensor) -> Solution:
-    """Both solves as one; the second moved those samples only."""
+def _joined(first: Solution, second: Solution, moved: Tensor, budget: Tensor) -> Solution:
+    """Both solves as one; the second moved those samples only, by at most their budget.
+
+    The update by which a stage ends a sample that has just improved is none.
+    """
     trace = None
     if first.trace is not None and second.trace is not None:
         residual = torch.cat((first.trace.residual, second.trace.residual[1:]))
@@ -186,7 +189,7 @@ def _joined(first: Solution, second: Solution, moved: Tensor) -> Solution:
     return Solution(
         z=torch.where(better[:, None], second.z, first.z),
         residual=torch.where(better, second.residual, first.residual),
-        iterations=first.iterations + torch.where(moved, second.iterations, 0),
+        iterations=first.iterations + torch.minimum(second.iterations, budget),
         evaluations=first.evaluations + second.evaluations,
         result=torch.where(moved, second.result, first.result),
         trace=trace,

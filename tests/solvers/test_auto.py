@@ -67,6 +67,12 @@ def test_auto_moves_only_samples_that_are_left():
     assert torch.equal(solution.iterations[:1], alone.iterations)
 
 
+def test_auto_keeps_its_budget_where_the_last_update_improved():
+    for max_iter in range(1, 16):
+        solution = solve(lambda z: 0 / z, torch.ones(1, 1), Auto(max_iter=max_iter))
+        assert solution.iterations.item() <= max_iter
+
+
 def test_damping_follows_the_residual():
     """J = -30 .. 0.5: plain iteration diverges; beta = 1/16 and below converges."""
     slopes = torch.tensor([-30.0, -3.0, 0.5], dtype=torch.float64)
