@@ -12,8 +12,8 @@ from fixpoint.models.ops.equilibrium.arguments import STALL as _STALL
 from fixpoint.solution import Result, Stall
 from fixpoint.solvers.monitor import FLOOR_CHECK as _FLOOR_CHECK
 from fixpoint.solvers.monitor import FLOOR_CHECKS as _FLOOR_CHECKS
-from fixpoint.solvers.residual import MAX_GROWTH as _MAX_GROWTH
-from fixpoint.solvers.residual import MIN_FALL as _MIN_FALL
+from fixpoint.solvers.reach import MAX_GROWTH as _MAX_GROWTH
+from fixpoint.solvers.reach import MIN_FALL as _MIN_FALL
 from fixpoint.solvers.status import MIN_UPDATES as _MIN_UPDATES
 
 FLOOR_CHECK, FLOOR_CHECKS, MIN_UPDATES = _FLOOR_CHECK, _FLOOR_CHECKS, _MIN_UPDATES
