@@ -46,9 +46,13 @@ __all__ = [
     "tree_structure",
     "tree_unflatten",
     "unbatched",
+    "untraced",
     "values",
     "version",
 ]
+
+untraced = torch._disable_dynamo
+"""Decorator of a function that torch.compile calls and does not trace."""
 
 
 is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)

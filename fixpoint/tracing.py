@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fixpoint._torch import function_modes, graph_clock, is_functorch_wrapped_tensor, made_since
+from fixpoint._torch import (
+    function_modes,
+    graph_clock,
+    is_functorch_wrapped_tensor,
+    made_since,
+    untraced,
+)
 
 MatrixMap = Callable[[Tensor], Tensor]
 
@@ -139,7 +145,7 @@ class _Recorder(TorchFunctionMode):
         """Whether x is known: z, captured, or made by a recorded operation."""
         return self._place(x) is not None
 
-    @torch._disable_dynamo  # a compiled phi is recorded operation by operation, not traced with us
+    @untraced  # a compiled phi is recorded operation by operation
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
