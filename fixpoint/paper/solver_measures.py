@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from pathlib import Path
@@ -11,34 +12,48 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fixpoint import Anderson, Implicit, InexactNewton, Picard, Result
+from fixpoint import Implicit, InexactNewton, Newton, Result
 from fixpoint.analysis.evenly_spaced import evenly_spaced
 from fixpoint.backward import Backward
 from fixpoint.data import Dataset
 from fixpoint.models import ERNN, LastStateClassifier
-from fixpoint.solvers import Solver
+from fixpoint.solvers import SOLVERS, Solver
 from fixpoint.training.engine.memory import PeakMemory
 from fixpoint.training.engine.model_factory import BACKWARDS
 from fixpoint.training.loading import load_trained
 
-SWEPT_TOLERANCES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-BATCH, STEPS, WINDOWS = 128, 3, 64
+GRID_TOLERANCES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+GRID_PAIRS = (
+    *((solver, "implicit") for solver in ("picard", "anderson", "broyden")),
+    ("picard", "unrolled"),
+    ("picard", "phantom"),
+)
+"""Solvers and backwards that are measured on the weights of one model; Newton is too slow."""
+
+BATCH, STEPS, WINDOWS = 128, 3, 32
 """Windows of a training step, steps that are timed, windows of the gradients."""
 
 
-def measure(folder: Path, *, sweep: bool = False) -> dict[str, Any]:
+LOST: dict[str, Any] = {
+    **dict.fromkeys(("seconds_per_epoch", "peak_memory_mib", "gradient_error")),
+    **{"iterations": [], "grid": []},
+}
+"""Of a training that diverged in its first epoch, which has left no weights."""
+
+
+def measure(folder: Path, *, grid: bool = False) -> dict[str, Any]:
     """Time and memory of a training step, iterations over time, and the error of the gradient.
 
     Args:
         folder: of a finished run of an ERNN.
-        sweep: measure the gradient of other solvers, backwards and tolerances as well.
+        grid: measure other solvers, backwards and tolerances on the same weights as well.
 
     Returns:
         seconds_per_epoch: batches of an epoch times the median of `STEPS` training steps.
         peak_memory_mib: of these steps, above what was held before.
         iterations: mean over test windows at each time step.
         gradient_error: see `gradient_error`, None where the model has no equilibrium.
-        sweep: rows of solver, backward, rtol and gradient error.
+        grid: a row for each of `GRID_PAIRS` and `GRID_TOLERANCES`.
     """
     trained = load_trained(folder)
     data = trained.data
@@ -53,20 +68,42 @@ def measure(folder: Path, *, sweep: bool = False) -> dict[str, Any]:
         "iterations": [round(value, 3) for value in iterations.tolist()],
     }
     if isinstance(layer.fixed_point.solver, InexactNewton):
-        return {**found, "gradient_error": None, "sweep": []}
-    model = trained.model.double()
-    exact = tight_gradient(model, x.double(), y)
+        return {**found, "gradient_error": None, "grid": []}
     own = (layer.fixed_point.solver, layer.fixed_point.backward)
-    rows_of_sweep = _sweep(model, x.double(), y, exact) if sweep else []
-    error = None if exact is None else gradient_error(model, x.double(), y, exact, *own)
-    return {**found, "gradient_error": error, "sweep": rows_of_sweep}
+    exact_model = copy.deepcopy(trained.model).double()
+    exact = tight_gradient(exact_model, x.double(), y)
+
+    def error(solver: Solver, backward: Backward) -> float | None:
+        if exact is None:
+            return None
+        return gradient_error(exact_model, x.double(), y, exact, solver, backward)
+
+    measured: list[dict[str, Any]] = []
+    for name, backward in GRID_PAIRS if grid else ():
+        for rtol in GRID_TOLERANCES:
+            solver = SOLVERS[name](rtol=rtol, atol=0.1 * rtol, max_iter=100)
+            pair = solver, BACKWARDS[backward]()
+            row = {"solver": name, "backward": backward, "rtol": rtol}
+            model = with_solver(trained.model, *pair)
+            measured.append({**row, **_solves(model, probe), **_training_step(model, data)})
+            measured[-1]["gradient_error"] = error(*pair)
+    return {**found, "gradient_error": error(*own), "grid": measured}
+
+
+@torch.no_grad()
+def _solves(model: nn.Module, x: Tensor) -> dict[str, float]:
+    layer: Any = model.layer
+    path = layer.trajectory(x)
+    return {
+        "mean_iterations": path.iterations.double().mean().item(),
+        "fraction_converged": (path.result == Result.CONVERGED).double().mean().item(),
+    }
 
 
 def tight_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor | None:
     """Gradient of the loss at the equilibria, to rounding; None where they are not reached."""
-    tight = Anderson(rtol=1e-11, atol=1e-13, max_iter=300)
-    backward = Implicit()
-    gradient = _gradient(model, x, y, tight, backward)
+    tight = Newton(rtol=1e-10, atol=1e-14, max_iter=30)
+    gradient = _gradient(model, x, y, tight, Implicit())
     layer: Any = with_solver(model, tight, Implicit()).layer
     with torch.no_grad():
         solved = layer.trajectory(x).result == Result.CONVERGED
@@ -103,18 +140,6 @@ def _gradient(model: nn.Module, x: Tensor, y: Tensor, solver: Solver, backward: 
     changed = with_solver(model, solver, backward)
     loss = F.cross_entropy(changed(x), y)
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(changed.parameters()))])
-
-
-def _sweep(model: nn.Module, x: Tensor, y: Tensor, exact: Tensor | None) -> list[list[Any]]:
-    rows: list[list[Any]] = []
-    pairs = [("picard", name) for name in BACKWARDS] + [("anderson", "implicit")]
-    for solver, backward in pairs if exact is not None else []:
-        kind = Picard if solver == "picard" else Anderson
-        for rtol in SWEPT_TOLERANCES:
-            own = kind(rtol=rtol, atol=0.1 * rtol, max_iter=100)
-            error = gradient_error(model, x, y, exact, own, BACKWARDS[backward]())  # type: ignore[arg-type]
-            rows.append([solver, backward, rtol, error])
-    return rows
 
 
 def _training_step(model: nn.Module, data: Dataset) -> dict[str, float | None]:

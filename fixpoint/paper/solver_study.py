@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fixpoint.paper.solver_measures import measure
+from fixpoint.paper.solver_measures import LOST, measure
 from fixpoint.training.commands.comparison import run_missing
 from fixpoint.training.commands.console import say
 from fixpoint.training.commands.save_figure import save_figure
@@ -29,8 +29,13 @@ EQUILIBRIUM: dict[str, Any] = {
     **{"solver": "anderson", "backward": "implicit", "cell": "self-feedback", "rtol": 1e-3},
     **{"nonlinearity": "relu", "init": "identity", "bound": 0.5, "lr": 0.003},
 }
-SWEPT: dict[str, Any] = {"solver": "anderson", "rtol": 1e-3, "backward": "implicit", "bound": 0.5}
-"""The row on whose weights the gradient of every solver and backward is measured."""
+MEASURED: dict[str, Any] = {
+    "solver": "anderson",
+    "rtol": 1e-3,
+    "backward": "implicit",
+    "bound": 0.5,
+}
+"""The run on whose weights all other solvers, tolerances and backwards are measured."""
 
 TOLERANCES = (1e-2, 1e-3, 1e-5)
 
@@ -39,23 +44,23 @@ Design = Sequence[tuple[dict[str, Any], tuple[int, ...]]]
 
 
 def _design() -> Design:
-    main, one = (0, 1), (0,)
+    once = {**EQUILIBRIUM, "epochs": 1}
+    picard = {**once, "solver": "picard"}
+    first, two = (0,), (0, 1)
     return (
-        *(({**STEPS, "max_iter": K}, main) for K in (1, 2, 5)),
-        ({**EQUILIBRIUM}, main),
-        *(({**EQUILIBRIUM, "rtol": rtol}, one) for rtol in (1e-2, 1e-5)),
-        *(({**EQUILIBRIUM, "solver": "picard", "rtol": rtol}, one) for rtol in TOLERANCES),
-        *(({**EQUILIBRIUM, "bound": bound}, one) for bound in (0.9, 0.99, 0.0)),
-        *(({**EQUILIBRIUM, "solver": solver}, one) for solver in ("broyden", "newton")),
-        *(
-            ({**EQUILIBRIUM, "solver": "picard", "backward": backward, "epochs": 1}, one)
-            for backward in ("unrolled", "phantom")
-        ),
+        *(({**STEPS, "max_iter": K}, two) for K in (1, 2, 5)),
+        (EQUILIBRIUM, two),
+        *(({**once, "rtol": rtol}, first) for rtol in (1e-2, 1e-5)),
+        *(({**picard, "rtol": rtol}, first) for rtol in TOLERANCES),
+        *(({**once, "solver": solver}, first) for solver in ("broyden", "newton")),
+        *(({**picard, "backward": backward}, first) for backward in ("unrolled", "phantom")),
+        *(({**once, "bound": bound}, first) for bound in (0.9, 0.99, 0.0)),
     )
 
 
 DESIGN: Design = _design()
-"""What was run: the corners of solver x tolerance x backward x cell that answer the questions."""
+"""Solver, tolerance, backward and cell, changed one at a time; one epoch but for the main rows,
+whose first epoch has the same learning rate."""
 
 
 def study_runs(
@@ -120,31 +125,41 @@ def measure_missing(console: Console, records: Records, keys: Iterable[str], out
         record = records.by_key.get(key)
         if record is not None and "measures" not in record:
             with console.status(f"measuring {record['label']}"):
-                measures = measure(out / key, sweep=is_swept(record["run"]))
+                lost = record["accuracy_last"] is None
+                measures = LOST if lost else measure(out / key, grid=has_grid(record["run"]))
             records.forget(key)
             records.append({**record, "measures": measures})
 
 
-def is_swept(run: dict[str, Any]) -> bool:
-    return run["seed"] == 0 and all(run[name] == value for name, value in SWEPT.items())
+def has_grid(run: dict[str, Any]) -> bool:
+    return run["seed"] == 0 and all(run[name] == value for name, value in MEASURED.items())
 
 
 def _show(console: Console, records: list[Record], out: Path, formats: Sequence[str]) -> None:
     from fixpoint.analysis import plots
 
-    table = markdown_table(records)
-    replace_file(out / "solvers.md", (table + "\n").encode())
-    console.print(table, markup=False, soft_wrap=True)
+    text = "\n\n".join([markdown_table(records), grid_table(records)])
+    replace_file(out / "solvers.md", (text + "\n").encode())
+    console.print(text, markup=False, soft_wrap=True)
     for name, draw in plots.STUDY_FIGURES.items():
         files = save_figure(draw(records), out / name, formats, (draw.__doc__ or "").split("\n")[0])
         say(console, f"Figure: {', '.join(map(str, files))}")
 
 
 COLUMNS = (
+    Column("epoch 1 %", "accuracy_first", 2),
     Column("last %", "accuracy_last", 2),
     Column("best %", "accuracy_best", 2),
     Column("s / epoch", "measures/seconds_per_epoch", 1),
     Column("peak MiB", "measures/peak_memory_mib", 0),
+    Column("iterations", "mean_iterations", 1),
+    Column("converged %", "fraction_converged", 2, 100),
+)
+
+
+GRID_COLUMNS = (
+    Column("s / epoch", "seconds_per_epoch", 1),
+    Column("peak MiB", "peak_memory_mib", 0),
     Column("iterations", "mean_iterations", 1),
     Column("converged %", "fraction_converged", 2, 100),
 )
@@ -155,11 +170,26 @@ def markdown_table(records: list[Record]) -> str:
     heads = ["cell", "solver", "rtol", "backward", "epochs", "seeds"]
     heads += [*(column.head for column in COLUMNS), "gradient error"]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for group in groups(records):
+    first = [{**r, "accuracy_first": r["epochs"][0]["accuracy"]} for r in records]
+    for group in groups(first):
         run = group[0]["run"]
         cells = [_cell(run), _solver(run), _tolerance(run), run["backward"], str(run["epochs"])]
         cells += [str(len(group)), *(column.text(group) for column in COLUMNS), _error(group)]
+        if any(record["accuracy_last"] is None for record in group):
+            cells[6] = "diverged"
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def grid_table(records: list[Record]) -> str:
+    """A row for each solver, tolerance and backward, all on the weights of one model."""
+    heads = ["solver", "rtol", "backward", *(column.head for column in GRID_COLUMNS)]
+    lines = ["| " + " | ".join([*heads, "gradient error"]) + " |", "|" + "---|" * (len(heads) + 1)]
+    for row in (row for record in records for row in record["measures"]["grid"]):
+        if row["rtol"] in TOLERANCES:
+            cells = [SOLVERS[row["solver"]], _tolerance(row), row["backward"]]
+            cells += [*(column.text([row]) for column in GRID_COLUMNS), _error([{"measures": row}])]
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -179,4 +209,4 @@ def _tolerance(run: dict[str, Any]) -> str:
 
 def _error(group: list[Record]) -> str:
     errors = Column("", "measures/gradient_error", 0).values(group)
-    return f"{sum(errors) / len(errors):.1e}".replace("e-0", "e-") if errors else "-"
+    return f"{sum(errors) / len(errors):.2g}" if errors else "-"

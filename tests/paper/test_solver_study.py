@@ -1,5 +1,8 @@
 """The study of solvers: its measures, its command, and the page beside its committed runs."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from rich.console import Console
@@ -8,15 +11,26 @@ from torch.nn import functional as F
 from fixpoint import Implicit, Phantom, Picard, Unrolled
 from fixpoint.analysis import plots
 from fixpoint.models import ERNN, LastStateClassifier, SelfFeedbackMap
-from fixpoint.paper.solver_measures import gradient_error, tight_gradient
+from fixpoint.paper.solver_measures import (
+    GRID_PAIRS,
+    GRID_TOLERANCES,
+    LOST,
+    gradient_error,
+    tight_gradient,
+)
 from fixpoint.paper.solver_study import (
     DESIGN,
     EQUILIBRIUM,
     STEPS,
+    grid_table,
     markdown_table,
     reproduce_solvers,
     study_runs,
 )
+from fixpoint.training.results.store import read_file
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "results/solvers_har2.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -86,16 +100,42 @@ def test_the_command_trains_measures_and_draws(tmp_path):
     records, text = run()
     steps, solved = (record["measures"] for record in records)
     assert steps["gradient_error"] is None
-    assert steps["sweep"] == []
+    assert steps["grid"] == []
     assert set(steps["iterations"]) == {1.0}
     assert 0 < solved["gradient_error"] < 0.5
     assert len(solved["iterations"]) == 128
-    assert {tuple(row[:2]) for row in solved["sweep"]} > {("picard", "implicit")}
+    assert {(row["solver"], row["backward"]) for row in solved["grid"]} == set(GRID_PAIRS)
+    errors = {row["rtol"]: row["gradient_error"] for row in solved["grid"][: len(GRID_TOLERANCES)]}
+    assert errors[1e-5] < errors[1e-1]  # Picard, implicit
     assert steps["seconds_per_epoch"] > 0
-    assert markdown_table(records) in text
-    assert (tmp_path / "solvers.md").read_text() == markdown_table(records) + "\n"
+    page = (tmp_path / "solvers.md").read_text()
+    for table in (markdown_table(records), grid_table(records)):
+        assert table in text
+        assert table in page
     for name in plots.STUDY_FIGURES:
         assert (tmp_path / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     before = (tmp_path / "runs.jsonl").read_bytes()
     assert run()[0] == records  # nothing is trained or measured again
     assert (tmp_path / "runs.jsonl").read_bytes() == before
+
+
+def test_the_page_has_the_table_of_the_committed_runs():
+    page = (ROOT / "docs/solvers_on_har2.md").read_text(encoding="utf-8")
+    records = read_file(RUNS)
+    assert markdown_table(records) in page
+    assert grid_table(records) in page
+
+
+def test_the_committed_runs_are_of_the_design():
+    known = {run.key for run in study_runs()}
+    records = read_file(RUNS)
+    assert {record["key"] for record in records} <= known
+    for line, record in zip(RUNS.read_text().splitlines(), records, strict=True):
+        accuracies = [epoch["accuracy"] for epoch in record["epochs"]]
+        if record["accuracy_last"] is None:
+            assert record["measures"] == LOST
+            continue
+        assert record["accuracy_last"] == accuracies[-1]
+        assert record["accuracy_best"] == max(accuracies)
+        assert len(accuracies) == record["run"]["epochs"]
+        assert json.loads(line)["measures"]["seconds_per_epoch"] > 0

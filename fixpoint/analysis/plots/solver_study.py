@@ -22,6 +22,7 @@ Record = dict[str, Any]
 
 TOLERANCE_COLORS = {1e-2: "sky", 1e-3: "blue", 1e-5: "indigo"}
 LINES = {"picard": "--", "anderson": "-"}
+BACKWARD_COLORS = {"unrolled": "black", "phantom": "grey"}
 CELL_COLORS = {0.5: "blue", 0.9: "green", 0.99: "orange", 0.0: "vermilion"}
 
 
@@ -36,9 +37,12 @@ def accuracy_figure(records: Sequence[Record]) -> Figure:
         epochs = record["epochs"]
         x = record["measures"]["seconds_per_epoch"] * np.arange(1, len(epochs) + 1)
         name = f"K={run['max_iter']}" if steps else run["solver"]
-        style = style_of(f"ERNN {name}" if steps else name) | {"label": name}
+        style = style_of(f"ERNN {name}" if steps else name)
+        style |= {"label": name if steps else name.capitalize()}
+        if name == "K=5":
+            style["color"] = COLORS["black"]
         axes.plot(x, [epoch["accuracy"] for epoch in epochs], **style)
-    axes.set(xlabel="training time (s)", ylabel="test accuracy (%)", xscale="log")
+    axes.set(xlabel="training time (s)", ylabel="test accuracy (%)", xlim=(0, None))
     add_legend(axes, columns=3)
     return figure_of(axes)
 
@@ -51,13 +55,13 @@ def iterations_figure(records: Sequence[Record]) -> Figure:
         if run["solver"] not in LINES or run["backward"] != "implicit":
             continue
         if run["bound"] == 0.5:
-            label = f"{run['solver']}, rtol {run['rtol']:g}"
+            label = f"{run['solver'].capitalize()}, rtol {run['rtol']:g}"
             style = {"color": COLORS[TOLERANCE_COLORS[run["rtol"]]], "ls": LINES[run["solver"]]}
             _over_time(over_t, record, label, style)
             _over_epochs(epochs, record, label, style)
         if run["solver"] == "anderson" and run["rtol"] == 1e-3:
             bound = run["bound"]
-            label = f"anderson, ||U|| = {bound:g}" if bound else "anderson, U free"
+            label = f"Anderson, ||U|| = {bound:g}" if bound else "Anderson, U free"
             _over_time(cells, record, label, {"color": COLORS[CELL_COLORS[bound]], "ls": ":"})
     for axes in (over_t, epochs, cells):
         axes.set_ylim(bottom=0)
@@ -71,17 +75,23 @@ def iterations_figure(records: Sequence[Record]) -> Figure:
 
 
 def gradient_figure(records: Sequence[Record]) -> Figure:
-    """Relative error of the gradient against the tolerance of the solver, on one trained model."""
-    (axes,) = panels(height=2.7)
-    rows: list[Any] = next((r["measures"]["sweep"] for r in records if r["measures"]["sweep"]), [])
-    for solver, backward in dict.fromkeys((row[0], row[1]) for row in rows):
-        points = [row[2:] for row in rows if row[:2] == [solver, backward]]
-        label = f"{solver}, {backward}"
-        axes.plot(*zip(*points, strict=True), **{**style_of(_styled(label)), "label": label})
+    """Relative error of the gradient against the tolerance, on the weights of one model."""
+    (axes,) = panels(height=2.9)
+    rows = [row for record in records for row in record["measures"]["grid"]]
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row["gradient_error"] is not None:
+            method = row["solver"] if row["backward"] == "implicit" else row["backward"]
+            curves.setdefault(method, []).append((row["rtol"], row["gradient_error"]))
+    for name, points in curves.items():
+        own = BACKWARD_COLORS.get(name)
+        label = f"Picard, {name}" if own else f"{name.capitalize()}, implicit"
+        color = {"color": COLORS[own]} if own else {}
+        axes.plot(*zip(*points, strict=True), **{**style_of(name), **color, "label": label})
     axes.set(xscale="log", yscale="log", xlabel="rtol", ylabel="relative error of the gradient")
     if rows:
         axes.invert_xaxis()
-        add_legend(axes)
+        add_legend(axes, columns=2)
     return figure_of(axes)
 
 
@@ -105,12 +115,3 @@ def _over_time(axes: Axes, record: Record, label: str, style: dict[str, Any]) ->
 def _over_epochs(axes: Axes, record: Record, label: str, style: dict[str, Any]) -> None:
     y = [epoch["iterations"] for epoch in record["epochs"]]
     axes.plot(np.arange(1, len(y) + 1), y, lw=1.2, label=label, **style)
-
-
-def _styled(label: str) -> str:
-    """The method whose color and marker a curve of the sweep has."""
-    return {
-        "picard, implicit": "implicit",
-        "picard, unrolled": "unrolled",
-        "anderson, implicit": "anderson",
-    }.get(label, "newton")
