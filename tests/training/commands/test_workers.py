@@ -54,6 +54,14 @@ def test_a_process_that_is_killed_costs_one_run():
     assert outcomes[second]["key"] == second.key
 
 
+def test_of_several_at_a_time_the_longest_begin():
+    short = [run(seed=seed) for seed in (0, 1)]
+    long = [run(solver=name, backward="unrolled") for name in ("anderson", "broyden")]
+    runs = [short[0], long[0], short[1], long[1]]
+    assert workers._last_first(runs, jobs=2)[::-1] == [*long, *short]
+    assert workers._last_first(runs, jobs=1)[::-1] == runs
+
+
 def test_no_runs():
     assert list(run_all([], jobs=2)) == []
 
