@@ -12,6 +12,7 @@ CELLS = {
     "self-feedback": "{sigma}(U h + V h_prev + W x + b)",
     "identity-feedback": "{sigma}(h + V h_prev + W x + b)",
     "linear": "U h + V h_prev + W x + b",
+    "manifold": "{sigma}(U (h + h_prev) + W x + b) / gamma - h_prev",
 }
 BACKWARDS = {
     "unrolled": "gradient through the updates",

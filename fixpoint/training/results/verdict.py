@@ -24,12 +24,21 @@ def divergence(record: Record) -> str | None:
             f"its loss is not finite; {remedy}."
         )
     guess = record.get("guessing_loss")
-    if guess and loss > WORSE * guess:
+    if guess and loss > WORSE * guess and not (len(epochs) == 1 and _learned(record, guess)):
         return (
             f"The training diverged: its loss is {loss:.2g}, that of guessing {guess:.2g}; "
             f"{remedy}."
         )
     return None
+
+
+def _learned(record: Record, guess: float) -> bool:
+    """Whether a model is more accurate than guessing by its classes' frequencies.
+
+    The mean loss of a first epoch may be that of its first batches alone.
+    """
+    accuracy = record["accuracy_last"] if record["metric"] == "accuracy" else None
+    return accuracy is not None and accuracy > 110 * math.exp(-guess)
 
 
 def findings(record: Record) -> str | None:

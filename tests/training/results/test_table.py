@@ -199,3 +199,6 @@ def test_a_diverged_run_is_said():
     assert "The training diverged: its loss is 4e+34, that of guessing 0.69" in huge
     assert "4e+34" in shown(changed(loss=4e34))
     assert "diverged" not in findings(changed(loss=0.9))
+    first = {"loss": 90.0, "epochs": [{}]}  # the mean of an epoch that began far away
+    assert "diverged" not in findings(changed(**first, accuracy_last=85.0))
+    assert "diverged" in findings(changed(**first, accuracy_last=51.0))
