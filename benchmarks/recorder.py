@@ -1,4 +1,4 @@
-"""The residuals of every evaluation that a solver makes of a problem, and its first solution."""
+"""The residuals of all evaluations of a problem by a solver, and its first solution."""
 
 from __future__ import annotations
 

@@ -116,9 +116,9 @@ def by_hand(method: Callable[[Phi, Tensor], Tensor], phi: Phi, z: Tensor) -> Ten
 def through_time(step: Callable[[Phi, Tensor], Tensor], x: Tensor, *weights: Tensor) -> Tensor:
     U, V, W = weights
     h = x.new_zeros(B, D)
-    drive = x @ W.T
+    projected = x @ W.T
     for t in range(len(x)):
-        c = h @ V.T + drive[t]
+        c = h @ V.T + projected[t]
         h = step(lambda z, c=c: torch.tanh(z @ U.T + c), h.detach())
     return h
 

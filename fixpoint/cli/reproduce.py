@@ -68,8 +68,8 @@ def reproduce(
     """Run the recipes of a table of the paper, and print ours beside the paper's numbers.
 
     Finished runs in --out are not run again, unfinished ones are continued. With figures, draw
-    those of the paper, as "fixpoint figures" does. With solvers, repeat the study of which solver,
-    backward, tolerance and cell on HAR-2.
+    those of the paper, as "fixpoint figures" does. With solvers, repeat the comparison of solvers,
+    backwards, tolerances and cells on HAR-2.
     """
     with one_message("Stopped; finished epochs are kept, the same command continues."):
         if target == "figures":

@@ -50,7 +50,8 @@ class LevenbergMarquardt(IterativeSolver):
     gradient of |g|^2, so that a nearly singular I - J bends them instead of making them long.
 
     A minimum of |g| that is not a solution is left by plain steps z <- phi(z), 2 for the first
-    one and twice as many for each further one; a sample is STALLED at the sixth.
+    one and twice as many for each further one; a sample is STALLED at the sixth, or where such a
+    step leaves the domain of phi.
 
     Choose it where `Newton` stalls: expansive maps, tanh layers of large gain. Per update D
     vector-Jacobian products and a QR factorization of 2 D x D.
@@ -107,6 +108,9 @@ class LevenbergMarquardt(IterativeSolver):
             damping = torch.where(escaping, state.damping, damping)
             accepted, plain = falls | escaping, (state.plain - 1).clamp_min(0.0)
             flat = state.predicted <= MIN_PREDICTED * state.merit
+            outside = (state.plain > 0) & ~escaping  # the plain step left the domain of phi
+            escapes = torch.where(outside, MAX_ESCAPES, escapes)
+            plain = torch.where(outside, 0.0, plain)
             stuck = ~accepted & flat & (escapes < MAX_ESCAPES)
             plain = torch.where(stuck, 2.0 ** (escapes + 1), plain)
             escapes = escapes + stuck

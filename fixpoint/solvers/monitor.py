@@ -242,7 +242,7 @@ class ConvergenceMonitor:
             self._end(refused, Stall.STEP_REFUSED)
 
     def _may_be_at_floor(self, k: int) -> bool:
-        """False where the host knows that `_end_at_floor` ends no sample and counts none."""
+        """False where, by what the host has read, `_end_at_floor` ends and counts no sample."""
         least_level = self.least_r * self.options.rtol / self.norm.eps
         return least_level <= 2 or (least_level < k - 5 and not self.all_improved)
 

@@ -31,7 +31,8 @@ class NewtonState(NamedTuple):
     """The step being tried, and the forcing term and `LinearResult` of its linear solve, (B,).
 
     plain: whether the step is a plain one in place of one that left the domain of phi, (B, 1),
-        and newton: the Newton direction, (B, D); None while no sample makes such a step.
+        newton: the Newton direction, (B, D), and barred: samples whose plain step was not
+        accepted and that make no other, (B, 1); None while no sample makes such a step.
     linear_result is None with "direct", and blocks, the spaces of the last GMRES solve, empty.
     """
 
@@ -41,6 +42,7 @@ class NewtonState(NamedTuple):
     blocks: tuple[Block, ...] = ()
     plain: Tensor | None = None
     newton: Tensor | None = None
+    barred: Tensor | None = None
 
 
 class Newton(IterativeSolver):
@@ -49,7 +51,7 @@ class Newton(IterativeSolver):
     A step that does not lower |phi(z) - z| is taken back and shortened, each sample by itself; a
     sample whose steps are all refused is STALLED, at a minimum of |phi(z) - z| that is not a
     solution or at a singular I - J. In place of one that leaves the domain of phi the plain step
-    is made, unless that leaves it too or doubles |phi(z) - z|.
+    is made, until one leaves it too or doubles |phi(z) - z|.
 
     Quadratic near a solution, whether or not phi is a contraction. An update costs D
     vector-Jacobian products and a D x D factorization with "direct" (D up to a few hundred), or
@@ -124,15 +126,15 @@ class Newton(IterativeSolver):
             direction, linear_result, blocks = solution.x, solution.result, solution.blocks
         plain: Tensor | None = None
         newton: Tensor | None = None
+        barred = None if state is None else state.barred
         if state is not None and not all_accepted:
-            refused, step_size, plain, newton = _refused(state, fz, step_size)
+            refused, step_size, plain, newton, barred = _refused(state, fz, step_size, accepted)
             direction = torch.where(accepted, direction, refused)
-            plain = plain & ~accepted
             if linear_result is not None and state.linear_result is not None:
                 linear_result = torch.where(accepted[:, 0], linear_result, state.linear_result)
         new = (z + step_size * direction).to(z.dtype)
         new_trial = LineSearchState(z, g, merit, direction, step_size)
-        return new, NewtonState(new_trial, forcing, linear_result, blocks, plain, newton)
+        return new, NewtonState(new_trial, forcing, linear_result, blocks, plain, newton, barred)
 
     def _krylov(
         self,
@@ -185,25 +187,26 @@ def _max_merit(state: NewtonState) -> Tensor | None:
 
 
 def _refused(
-    state: NewtonState, fz: Tensor, step_size: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    state: NewtonState, fz: Tensor, step_size: Tensor, accepted: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What samples try after a step that ended where phi is fz and was not accepted.
 
     Returns:
-        The direction, (B, D), the step size, whether the step is plain, (B, 1) each, and the
-        Newton direction, (B, D).
+        The direction, (B, D), the step size, whether the step is plain, (B, 1) each, the Newton
+        direction, (B, D), and the samples that make no further plain step, (B, 1).
     """
     trial = state.trial
-    was_plain = (
-        torch.zeros_like(step_size, dtype=torch.bool) if state.plain is None else state.plain
-    )
-    newton = trial.direction
-    if state.newton is not None:
-        newton = torch.where(was_plain, state.newton, newton)
+    newton, barred = trial.direction, torch.zeros_like(accepted)
+    if state.plain is not None and state.newton is not None:
+        newton = torch.where(state.plain, state.newton, newton)
+        barred = state.plain & ~accepted
+    if state.barred is not None:
+        barred = barred | state.barred
     outside = ~fz.detach().isfinite().all(1, keepdim=True)
-    plain = outside & (trial.step_size == 1) & ~was_plain
+    other = (trial.g != newton).detach().any(1, keepdim=True)
+    plain = outside & other & (trial.step_size == 1) & ~barred & ~accepted
     step_size = torch.where(plain, 1.0, step_size)
-    return torch.where(plain, trial.g, newton), step_size, plain, newton
+    return torch.where(plain, trial.g, newton), step_size, plain, newton, barred
 
 
 def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> Tensor:

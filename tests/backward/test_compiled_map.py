@@ -16,8 +16,8 @@ def test_a_compiled_map_has_the_gradient_of_the_plain_one_at_every_time_step():
 
     def gradient(phi):
         h = x.new_zeros(2, 4)
-        for drive in x:
-            c = h + drive
+        for x_t in x:
+            c = h + x_t
             h = layer(lambda z, c=c: phi(z, c, u), h.detach()).z
         return torch.autograd.grad(h.square().sum(), u)[0]
 
