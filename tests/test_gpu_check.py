@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,11 @@ def script():
 
 def run(*arguments):
     return subprocess.run(
-        [ROOT / "scripts" / "gpu_check.sh", *arguments], capture_output=True, text=True, cwd="/"
+        [ROOT / "scripts" / "gpu_check.sh", *arguments],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env=os.environ | {"PYTHON": sys.executable},
     )
 
 
