@@ -40,16 +40,23 @@ with contextlib.suppress(AttributeError, OSError):  # torch's own, where it is t
 _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def run(work: Callable[[int, int], None], ranges: list[tuple[int, int]]) -> None:
+def run(
+    work: Callable[[int, int], None], ranges: list[tuple[int, int]], *, large_products: bool = False
+) -> None:
     """Call `work(first, last)` for all ranges of blocks, on threads of torch's pool where possible.
 
     After each parallel operation the threads of torch spin for milliseconds: other threads would
     have to fight them for the cores.
+
+    Args:
+        large_products: whether the work multiplies matrices of more than `PRODUCT`
+            multiplications, which OpenBLAS would spread over threads: within those of torch it
+            prints a warning for each.
     """
     if len(ranges) == 1:
         return work(*ranges[0])
     work(0, 0)  # compile here: threads may have small stacks
-    if openmp is None:
+    if openmp is None or large_products:
         with ThreadPoolExecutor(len(ranges)) as pool:
             list(pool.map(work, *zip(*ranges, strict=True)))
     else:

@@ -78,7 +78,7 @@ def backward(arguments: UnrolledArguments) -> tuple[Tensor, Tensor]:
             state, stack, rows, first, last,
         )  # fmt: skip
 
-    run(work, ranges)
+    run(work, ranges, large_products=True)  # that of U, over all updates of a block
     total = dsteps.sum(0)[:, : steps.shape[1]]
     return dU.sum(0), total if len(steps) > 1 else total.sum(0, keepdim=True)
 
