@@ -8,8 +8,7 @@ from support.interpreted import assert_passes_interpreted
 
 triton = pytest.importorskip("triton", reason="needs triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from support.compiled import compile_for  # noqa: E402
 
 from fixpoint.sequence import triton as kernels  # noqa: E402
 from fixpoint.sequence.affine_scan import diagonal_scan  # noqa: E402
@@ -32,14 +31,8 @@ def test_compiles(name, reverse, kind, capability, monkeypatch, tmp_path):
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
     kernel = getattr(kernels, name)
     constants = {"REVERSE": reverse, "CHUNK": kernels.CHUNK, "BLOCK": kernels.BLOCK}
-    constants = {k: v for k, v in constants.items() if k in kernel.arg_names}
-    types = dict.fromkeys(constants, "constexpr") | {"carry": "*fp32"}
-    types |= dict.fromkeys(("a", "r", "delta"), f"*{kind}")
-    signature = {x: types.get(x, "i32") for x in kernel.arg_names}
-    compiled = triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=constants),
-        target=GPUTarget("cuda", capability, 32),
-    )
+    types = {"carry": "*fp32"} | dict.fromkeys(("a", "r", "delta"), f"*{kind}")
+    compiled = compile_for(kernel, types, constants, capability)
     assert len(compiled.asm["cubin"]) > 0
     assert compiled.metadata.shared == 0
 

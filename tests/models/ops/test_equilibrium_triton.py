@@ -17,8 +17,7 @@ from fixpoint.models.ops.equilibrium.arguments import Inputs, Method
 
 triton = pytest.importorskip("triton", reason="needs triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from support.compiled import compile_for  # noqa: E402
 
 from fixpoint.models.ops.equilibrium import triton as kernels  # noqa: E402
 
@@ -41,22 +40,11 @@ def compiled(name, B, memory, capability):
         "SIZE": config.size,
         "ROWS": config.rows,
     }
-    constants = {k: v for k, v in constants.items() if k in kernel.arg_names}
     names = ("X", "Ut", "Vt", "S", "C", "residual", "steps", "G", "U", "V", "g", "D", "adjoint")
     pointers = dict.fromkeys(names, "*fp32")
     types = pointers | {"iterations": "*i64", "result": "*i8", "ended": "*i8"}
-    types |= dict.fromkeys(("rtol", "atol"), "fp32") | dict.fromkeys(constants, "constexpr")
-    signature = {x: types.get(x, "i32") for x in kernel.arg_names}
-    aligned = {
-        (i,): [["tt.divisibility", 16]]
-        for i, x in enumerate(kernel.arg_names)
-        if signature[x].startswith("*")
-    }
-    return triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
-        target=GPUTarget("cuda", capability, 32),
-        options=config.options,
-    )
+    types |= dict.fromkeys(("rtol", "atol"), "fp32")
+    return compile_for(kernel, types, constants, capability, aligned=True, options=config.options)
 
 
 SLOW = pytest.mark.slow

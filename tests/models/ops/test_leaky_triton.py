@@ -23,8 +23,8 @@ from fixpoint.models.rnn import base_cell as recurrent_cell
 
 triton = pytest.importorskip("triton", reason="needs triton")
 
+from support.compiled import compile_for  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
 
 from fixpoint.models.ops.leaky import triton as leaky_triton  # noqa: E402
 
@@ -57,20 +57,10 @@ def compiled(name, kind, n, config, capability):
         "ROWS": config.rows,
         "TILE": config.tile,
     }
-    constants |= {k: True for k in ("KEEP", "HAS_G", "HAS_V") if k in kernel.arg_names}
-    types = dict.fromkeys(constants, "constexpr") | dict.fromkeys(("a", "b", "sums"), "*fp32")
+    constants |= dict.fromkeys(("KEEP", "HAS_G", "HAS_V"), True)
+    types = dict.fromkeys(("a", "b", "sums"), "*fp32")
     types |= dict.fromkeys(POINTERS[name].split(), f"*{kind}")
-    signature = {x: types.get(x, "i32") for x in kernel.arg_names}
-    aligned = {
-        (i,): [["tt.divisibility", 16]]
-        for i, x in enumerate(kernel.arg_names)
-        if signature[x].startswith("*")
-    }
-    return triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned),
-        target=GPUTarget("cuda", capability, 32),
-        options=config.options,
-    )
+    return compile_for(kernel, types, constants, capability, aligned=True, options=config.options)
 
 
 def spilled(binary, path):
