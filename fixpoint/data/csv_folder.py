@@ -10,7 +10,11 @@ import numpy as np
 
 from fixpoint.data.csv_table import CsvTable, parse_csv
 
-_PARTS = {"train": "", "valid": "_valid", "validation": "_valid", "val": "_valid", "test": "_test"}
+_PARTS = {
+    **dict.fromkeys(("train", "training"), ""),
+    **dict.fromkeys(("valid", "validation", "val", "dev"), "_valid"),
+    **dict.fromkeys(("test", "testing"), "_test"),
+}
 
 
 class FolderData(NamedTuple):
@@ -44,8 +48,8 @@ def read_folder(path: Path) -> FolderData:
     for end, folder in parts.items():
         if not files[end]:
             raise ValueError(
-                f"{folder} has no CSV files: it needs a folder for each class, with a file "
-                "NAME.csv for each sequence"
+                f"{folder} has no CSV files{_found_instead(folder)}: it needs a folder for each "
+                "class, with a file NAME.csv for each sequence"
             )
     paths = [file for found in files.values() for file in found]
     tables = dict(zip(paths, _without_header([_read(file) for file in paths]), strict=True))
@@ -72,8 +76,8 @@ def csv_files(path: Path) -> list[Path]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether a name is of a hidden file or folder, or of what an archiver of macOS adds."""
-    return name.startswith(".") or name == "__MACOSX"
+    """Whether a file or folder is hidden, a lock of an office program, or added by macOS."""
+    return name.startswith((".", "~$")) or name == "__MACOSX"
 
 
 def _visible(path: Path) -> list[Path]:
@@ -92,7 +96,10 @@ def _files_of_classes(path: Path) -> Iterator[Path]:
 
 
 def _parts(path: Path) -> dict[str, Path]:
-    """The folder of each part by the end of its arrays' names; one of all where there are none."""
+    """The folder of each part by the end of its arrays' names; one of all where there are none.
+
+    A folder `train` alone is all.
+    """
     found: dict[str, Path] = {}
     for folder in _visible(path):
         end = _PARTS.get(folder.name.lower())
@@ -100,9 +107,17 @@ def _parts(path: Path) -> dict[str, Path]:
             if end in found:
                 raise ValueError(f"{found[end]} and {folder} are the same part: merge them")
             found[end] = folder
-    if "" in found and len(found) > 1:
+    if "" in found and (len(found) > 1 or not any(_files_of_classes(path))):
         return dict(sorted(found.items()))
     return {"": path}
+
+
+def _found_instead(folder: Path) -> str:
+    """Where the files of a folder without sequences are; "" where there are none."""
+    files = (f for f in sorted(folder.rglob("*")) if f.is_file())
+    names = (f.relative_to(folder) for f in files)
+    shown = next((n for n in names if not any(map(_is_hidden, n.parts))), None)
+    return "" if shown is None else f" in folders of classes, but {shown}"
 
 
 def _read(file: Path) -> CsvTable:

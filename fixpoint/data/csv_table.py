@@ -17,6 +17,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf(inity)?)
 _WHOLE = re.compile(r"[+-]?\d+")
 _FRACTION = re.compile(r"[+-]0|[+-]?0\d+")  # not of a whole number: the part beside a decimal comma
 _SEPARATOR_LINE = re.compile(r'\s*"?sep=(.)"?\s*', re.IGNORECASE)  # line 1 of Excel
+_COMMENT = "#"  # begins a line of numpy.savetxt that holds no numbers
 _INDEX = ("", "Unnamed: 0")  # the header of an index column written by pandas
 
 
@@ -40,10 +41,11 @@ def parse_csv(data: bytes, name: str) -> CsvTable:
 
     Columns are separated by tabs, semicolons, vertical bars, commas or white space. A comma is the
     decimal mark where another character separates the columns, and inside quotes. A first line
-    without a number is a header, and an index column written by pandas is left out.
+    without a number is a header, an index column written by pandas is left out, and so are lines
+    that begin with #.
 
     Args:
-        data: the file; UTF-8, or UTF-16 with a byte order mark.
+        data: the file; UTF-8, or UTF-16 or UTF-32 with a byte order mark.
         name: name of the file in messages.
 
     Raises:
@@ -54,7 +56,7 @@ def parse_csv(data: bytes, name: str) -> CsvTable:
     array([[1.5, 2. ],
            [3. , 4. ]])
     """
-    lines = _lines(data)
+    lines = _lines(data, name)
     separator = _separator(lines)
     raw = {
         n: _cells(line, separator, f"{name}, line {n}")
@@ -74,27 +76,45 @@ def parse_csv(data: bytes, name: str) -> CsvTable:
     return CsvTable(values, not header and _may_be_header(values), _doubt(rows, separator))
 
 
-def _lines(data: bytes) -> dict[int, str]:
-    """The lines that are not blank, by their numbers from 1."""
-    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    text = data.decode("utf-16" if wide else "utf-8-sig", "replace")
+def _lines(data: bytes, name: str) -> dict[int, str]:
+    """The lines that are neither blank nor comments, by their numbers from 1."""
+    text = data.decode(_encoding(data), "replace").lstrip("\ufeff")
+    if "\0" in text:
+        raise ValueError(
+            f"{name} is not a text of numbers, it holds NUL characters: save it as UTF-8"
+        )
     lines = re.split(r"\r\n|\r|\n", text)
-    return {n: line for n, line in enumerate(lines, 1) if line.strip(" \t;,|")}
+    kept = {n: line for n, line in enumerate(lines, 1) if line.strip(" \t;,|")}
+    return {n: line for n, line in kept.items() if not line.lstrip().startswith(_COMMENT)}
+
+
+def _encoding(data: bytes) -> str:
+    # The mark of UTF-32 begins with that of UTF-16.
+    if data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32"
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return "utf-16" if wide else "utf-8"
 
 
 def _separator(lines: dict[int, str]) -> str | None:
-    """The first separator that splits the last line into numbers, else the first found in it."""
+    """The first separator that splits the last line that it can into numbers.
+
+    If none does, the first that is found in the last line.
+    """
     if not lines:
         return ","
     if match := _SEPARATOR_LINE.fullmatch(lines[min(lines)]):
         return match.group(1)
-    last = lines[max(lines)]
-    found = [separator for separator in SEPARATORS if separator is None or separator in last]
-    for separator in found:
-        cells = [_with_point(cell) for cell in _cells(last, separator, "the last line")]
-        if any(cells) and all(_is_number(cell) or cell == "" for cell in cells):
-            return separator
-    return found[0]
+    for n in reversed(lines):
+        for separator in _separators_in(lines[n]):
+            cells = [_with_point(cell) for cell in _cells(lines[n], separator, f"line {n}")]
+            if any(cells) and all(_is_number(cell) or cell == "" for cell in cells):
+                return separator
+    return _separators_in(lines[max(lines)])[0]
+
+
+def _separators_in(line: str) -> list[str | None]:
+    return [separator for separator in SEPARATORS if separator is None or separator in line]
 
 
 def _cells(line: str, separator: str | None, where: str) -> list[str]:

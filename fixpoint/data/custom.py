@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def _dataset(path: Path, arrays: dict[str, np.ndarray], notes: tuple[str, ...]) 
         if f"lengths{end}" in arrays:
             fields[f"lengths_{part}"] = torch.from_numpy(arrays[f"lengths{end}"].astype(np.int64))
     fields |= {
-        "name": path.name.removesuffix(".npz") or str(path.resolve().name),
+        "name": _name(path),
         "classes": tuple(classes),
         "shift": stored.shift,
         "notes": (*notes, *stored.notes),
@@ -103,6 +104,12 @@ def _dataset(path: Path, arrays: dict[str, np.ndarray], notes: tuple[str, ...]) 
     }
     whole = Dataset(**fields, **test)
     return take(take(whole, "train", ~rows), "test", rows)
+
+
+def _name(path: Path) -> str:
+    """The name of a file without its suffix, or of a folder, as of "."."""
+    whole = Path(os.path.abspath(path))
+    return whole.stem if whole.suffix.lower() == ".npz" and path.is_file() else whole.name
 
 
 def _test_rows(path: Path, y: torch.Tensor, subject: torch.Tensor | None) -> torch.Tensor:

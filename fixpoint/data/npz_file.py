@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,12 @@ def read_user_npz(path: Path) -> dict[str, np.ndarray]:
             f"{path} is one table, which has no classes: give a folder with a folder for each "
             "class, with a CSV file for each sequence, or an .npz file"
         )
+    if path.suffix.lower() != ".npz" and not _holds_arrays(path):
+        raise ValueError(
+            f"{path} is not an .npz file: give what it holds to numpy.savez(path, x=..., y=...)"
+        )
     names: dict[str, str] = {}
-    read_arrays(path, (), _ADVICE)  # whether it is an .npz file at all
+    read_arrays(path, (), _ADVICE)  # whether it is whole
     for name, (dtype, shape) in array_headers(path, _ADVICE).items():
         key = name.removesuffix("_train")
         if key not in _KEYS:
@@ -44,6 +49,15 @@ def read_user_npz(path: Path) -> dict[str, np.ndarray]:
         names[key] = name
     arrays = read_arrays(path, names.values(), _ADVICE)
     return {key: arrays[name] for key, name in names.items()}
+
+
+def _holds_arrays(path: Path) -> bool:
+    """Whether a file is a zip archive of .npy files, as an .npz file is."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return all(name.endswith(".npy") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False
 
 
 def check_arrays(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -69,6 +83,8 @@ def check_arrays(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndar
 
 def _objects(key: str, name: str, shape: tuple[int, ...]) -> str:
     what = f"{name} is an array of Python objects {shape}"
+    if key.startswith("lengths"):
+        return f"{what}: save it as {name}.astype(int)"
     if key.startswith("x"):
         if len(shape) == 3:
             return f"{what}: save it as numbers, {name}.astype(float)"
@@ -98,7 +114,7 @@ def _check_part(path: Path, arrays: dict[str, np.ndarray], end: str) -> None:
 
 
 def _check_x(path: Path, key: str, x: np.ndarray) -> None:
-    if x.ndim != 3 or 0 in x.shape or not np.issubdtype(x.dtype, np.number) or x.dtype.kind == "c":
+    if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iuf":
         hint = f"; give {key}[..., None] where d is 1" if x.ndim == 2 else ""
         raise ValueError(
             f"{path}: {key} must be numbers (N, T, d) and not empty, got {x.dtype} {x.shape}{hint}"
@@ -117,6 +133,8 @@ def _labels(path: Path, key: str, ids: np.ndarray, count: int, of: str) -> np.nd
         advice = f"save {key}[:, 0]"
     elif ids.ndim == 2 and len(ids) == count and _is_one_hot(ids):
         advice = f"it is one-hot, save {key}.argmax(1)"
+    elif ids.ndim != 1 and ids.size == count:
+        advice = f"save {key}.reshape(-1)"
     elif len(ids) != count if ids.ndim else True:
         advice = f"leave out what does not belong to a sequence of {of}"
     raise ValueError(
@@ -175,8 +193,10 @@ def _of_one_size(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndar
             x = np.pad(x, ((0, 0), (0, longest - x.shape[1]), (0, 0)))
             arrays[f"x{end}"] = x
         if x.shape[1:] != arrays["x"].shape[1:]:
+            same_channels = x.shape[2] == arrays["x"].shape[2]
             raise ValueError(
                 f"{path}: x and x{end} must have one (T, d), got {arrays['x'].shape[1:]} and "
-                f"{x.shape[1:]}" + ("; give lengths to pad shorter ones" if missing else "")
+                f"{x.shape[1:]}"
+                + ("; give lengths to pad shorter ones" if missing and same_channels else "")
             )
     return arrays

@@ -44,7 +44,7 @@ def to_float32(parts: Mapping[str, np.ndarray], lengths: np.ndarray | None, path
         path: name of the file in messages.
 
     Raises:
-        ValueError: the values are too small for float32.
+        ValueError: the values, or what is left after that, are beyond float32.
 
     >>> x = 1e9 + np.array([0.0, 0.5, 1.0]).reshape(3, 1, 1)
     >>> to_float32({"train": x}, None, Path("a.npz")).x["train"].flatten().tolist()
@@ -70,6 +70,12 @@ def to_float32(parts: Mapping[str, np.ndarray], lengths: np.ndarray | None, path
     if not lost.any():
         return Float32({part: _tensor(x, np.float32) for part, x in parts.items()}, None, ())
     shift = np.where(lost, mean, 0.0).astype(np.float32)
+    # What rounding leaves of the mean is in the stored values.
+    if (lost & (np.abs(mean - shift) * _ROUNDING > _ALLOWED * deviation)).any():
+        raise ValueError(
+            f"{path}: x varies by less than a part in 1e11 of its mean: subtract that before "
+            "saving, as by x - x.mean(0)"
+        )
     x = {part: _tensor(x - shift.astype(np.float64), np.float32) for part, x in parts.items()}
     return Float32(x, torch.from_numpy(shift), (NEEDS_NORMALIZATION,))
 

@@ -28,6 +28,7 @@ SAME = {
     "end of Windows": "1.5,2\r\n3,4.25\r\n",
     "end of old Macs": "1.5,2\r3,4.25\r",
     "no end": "1.5,2\n3,4.25",
+    "comments": "# saved by numpy\n# left, right\n1.5,2\n3,4.25\n#end\n",
     "blank lines": "\n1.5,2\n\n3,4.25\n\n",
     "lines of separators": "1.5,2\n3,4.25\n,\n",
     "separator at each end": "1.5,2,\n3,4.25,\n",
@@ -45,11 +46,19 @@ def test_one_table_in_many_forms(name, mark):
     assert not table.counting_header
 
 
-def test_a_byte_order_mark_of_one_channel_and_of_utf_16():
+def test_byte_order_marks():
     assert parse_csv(b"\xef\xbb\xbf1.5\n2.5\n", "a.csv").values.tolist() == [[1.5], [2.5]]
-    for mark, encoding in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
+    assert parse_csv(2 * codecs.BOM_UTF8 + b"1.5\n2.5\n", "a.csv").values.tolist() == [[1.5], [2.5]]
+    for mark, encoding in (
+        (codecs.BOM_UTF16_LE, "utf-16-le"),
+        (codecs.BOM_UTF16_BE, "utf-16-be"),
+        (codecs.BOM_UTF32_LE, "utf-32-le"),
+        (codecs.BOM_UTF32_BE, "utf-32-be"),
+    ):
         data = mark + "left\tright\n1,5\t2\n3\t4,25\n".encode(encoding)
         assert parse_csv(data, "a.csv").values.tolist() == HALVES
+    with pytest.raises(ValueError, match="holds NUL characters: save it as UTF-8"):
+        parse_csv("1.5\n".encode("utf-16-le"), "a.csv")
     latin = "Temperatur (°C);x\n1,5;2\n3;4,25\n".encode("latin-1")
     assert parse_csv(latin, "a.csv").values.tolist() == HALVES
 
@@ -64,7 +73,8 @@ BAD = {
     "empty": ("", "is empty"),
     "only a header": ("a,b\n", "is empty"),
     "underscores": ("1_0,2\n3,4\n", "could not convert '1_0'"),
-    "NUL": ("1,2\n\0,3\n", "could not convert|cannot be read"),
+    "NUL": ("1,2\n\0,3\n", "holds NUL characters: save it as UTF-8"),
+    "last line of words": ("1,2\n3,4\nend of file\n", "changed from 2 in line 1 to 1 in line 3"),
     "separators of two kinds": ("1.5,2.5\n3;4.5\n", "could not convert '1.5,2.5'"),
     "points and commas": ("1.5;2\n3;4,25\n", "both decimal points and decimal commas"),
     "thousands": ("1,234.5;2\n3;4\n", "could not convert '1,234.5'"),

@@ -92,6 +92,7 @@ BAD = {
     "no rows": ({"x": X[:0], "y": Y[:0]}, "not empty, got float32"),
     "strings": ({"x": X.astype(str), "y": Y}, "x must be numbers"),
     "complex": ({"x": X + 0j, "y": Y}, "x must be numbers"),
+    "times": ({"x": X.astype("m8[s]"), "y": Y}, "x must be numbers .* got timedelta64"),
     "ragged": (
         {"x": np.array([X[0], X[1, :3]], object), "y": Y[:2]},
         r"x is an array of Python objects \(2,\), as sequences of different .* give lengths \(N,\)",
@@ -104,6 +105,10 @@ BAD = {
     "strings of pandas": (
         {"x": X, "y": np.where(Y == 0, "up", "down").astype(object)},
         r"y is an array of Python objects \(20,\), as strings of pandas are: .*y.astype\(str\)",
+    ),
+    "lengths as objects": (
+        {"x": X, "y": Y, "lengths": (Y + 1).astype(object)},
+        r"lengths is an array of Python objects .* save it as lengths.astype\(int\)",
     ),
     "unknown": ({"x": X, "y": Y, "groups": Y}, "unknown array 'groups': expected one of x, y, sub"),
     "misspelt": ({"x": X, "y": Y, "lenghts": Y}, "did you mean 'lengths'"),
@@ -122,6 +127,10 @@ BAD = {
         {"x": np.where(np.arange(7)[:, None] > 4, np.nan, X), "y": Y},
         r"20 of 20 sequences.*where they pad shorter sequences, give lengths \(N,\)",
     ),
+    "large mean": (
+        {"x": X.astype(float) + 1e13, "y": Y},
+        r"varies by less than .*: subtract .*x.mean\(0\)",
+    ),
     "tiny": ({"x": X.astype(float) * 1e-35, "y": Y}, "varies by less than 1e-30, which float32"),
     "labels": ({"x": X, "y": Y[:-1]}, r"y must be \(20,\) whole numbers or strings"),
     "float labels": (
@@ -132,6 +141,7 @@ BAD = {
         {"x": X, "y": np.eye(2, dtype=int)[Y]},
         r"y must be \(20,\) .*: it is one-hot, save y.argmax\(1\)",
     ),
+    "row": ({"x": X, "y": Y[None]}, r"y must be \(20,\) .*: save y.reshape\(-1\)"),
     "column": ({"x": X, "y": Y[:, None]}, r"y must be \(20,\) .*: save y\[:, 0\]"),
     "soft": (
         {"x": X, "y": np.random.default_rng(0).uniform(size=(20, 2))},
@@ -145,6 +155,7 @@ BAD = {
         "of one group, which cannot be split.* or give x_test and y_test",
     ),
     "T": ({"x": X, "y": Y, "x_test": X[:, 1:], "y_test": Y}, r"one \(T, d\), got \(7, 3\) and \(6"),
+    "d": ({"x": X, "y": Y, "x_test": X[..., 1:], "y_test": Y}, r"got \(7, 3\) and \(7, 2\)$"),
     "class": ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "y_test has the class '2', which y"),
     "NaN": (
         {"x": np.where(X[3, 2, 1] == X, np.nan, X), "y": Y},
@@ -175,8 +186,11 @@ def test_no_file_and_no_archive(tmp_path):
         load(tmp_path / "a.npz")
     has_one_line(error)
     np.save(tmp_path / "b.npy", X)
-    with pytest.raises(ValueError, match="is truncated or corrupt"):
-        load(tmp_path / "b.npy")
+    torch.save({"x": X}, tmp_path / "b.pt")
+    (tmp_path / "b.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(200))
+    for name in ("b.npy", "b.pt", "b.mat"):
+        with pytest.raises(ValueError, match=f"{name} is not an .npz file: give what it holds to"):
+            load(tmp_path / name)
     whole = save(tmp_path, x=X, y=Y)
     whole.write_bytes(whole.read_bytes()[:-200])
     with pytest.raises(ValueError, match="is truncated or corrupt"):
@@ -242,6 +256,20 @@ def test_a_bad_csv_file_gets_one_line(tmp_path, name):
 def test_a_folder_without_csv_files(tmp_path):
     with pytest.raises(ValueError, match="has no CSV files: it needs a folder for each class"):
         load(tmp_path)
+    (tmp_path / "up").mkdir()
+    (tmp_path / "up" / ".hidden").touch()
+    (tmp_path / "up" / "0.tsv").write_text("1\t2\n")
+    with pytest.raises(ValueError, match="no CSV files in folders of classes, but up/0.tsv: it ne"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".NPZ"])
+def test_the_name_is_that_of_the_file_or_folder(tmp_path, suffix, monkeypatch):
+    path = save(tmp_path, x=X, y=Y)
+    assert load(path.rename(tmp_path / f"my.v1{suffix}")).name == "my.v1"
+    csv_folder(tmp_path / "own", zip(["a", "b"] * 10, X, strict=True))
+    monkeypatch.chdir(tmp_path / "own" / "a")
+    assert load("..").name == "own"
 
 
 def test_a_validation_part_is_used(tmp_path):
@@ -320,13 +348,19 @@ def test_train_and_test_may_be_classes(tmp_path):
     assert data.classes == ("test", "train")
 
 
+def test_train_alone_is_all_and_a_fifth_is_held_out(tmp_path):
+    csv_folder(tmp_path / "training", zip(["a", "b"] * 10, X, strict=True))
+    data = load(tmp_path)
+    assert (data.classes, len(data.x_train), len(data.x_test)) == (("a", "b"), 16, 4)
+
+
 def test_hidden_files_are_not_read_and_others_are_named(tmp_path):
     labels = ["up" if y else "down" for y in Y]
     csv_folder(tmp_path / "mine", zip(labels, X, strict=True))
     plain = load(tmp_path / "mine")
     known = fingerprint(str(tmp_path / "mine"))
     for name in (".ipynb_checkpoints/1.csv", "__MACOSX/1.csv", "up/.1.csv", "up/._001.csv",
-                 "up/.hidden/1.csv"):  # fmt: skip
+                 "up/.hidden/1.csv", "up/~$001.csv"):  # fmt: skip
         (tmp_path / "mine" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "mine" / name).write_bytes(b"\0\5\x16")
     data = load(tmp_path / "mine")
