@@ -5,55 +5,98 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
-def unknown_name(kind: str, given: object, known: Iterable[str], *, other: str = "") -> str:
-    """Say that `given` is unknown, list the known names and what `other` would do, suggest one."""
-    names = list(known)
-    lower = {str(name).lower(): name for name in names}
-    near = difflib.get_close_matches(str(given).lower(), lower, n=1)
-    hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
-    other = f", or {other}" if other else ""
-    return f"unknown {kind} {given!r}: expected one of {', '.join(names)}{other}{hint}"
-
-
-SYNONYMS = {
-    **dict.fromkeys(("K", "k", "n_iter", "max_iters", "maxiter", "f_max_iter"), "max_iter"),
-    **dict.fromkeys(("T", "seq_len"), "timesteps"),
-    **dict.fromkeys(("m", "M", "history_size"), "memory"),
-    **dict.fromkeys(("tol", "f_tol", "eps", "epsilon"), "rtol"),
-    **dict.fromkeys(("alpha", "damping", "tau"), "beta"),
-    **dict.fromkeys(("r", "R"), "rank"),
-    **dict.fromkeys(("n", "N", "hidden_dim", "hidden"), "hidden_size"),
-    **dict.fromkeys(("d", "D", "input_dim"), "input_size"),
-    **dict.fromkeys(("sigma", "activation"), "nonlinearity"),
-    **dict.fromkeys(("phi", "map"), "cell"),
-    "lam": "ridge",
-    "layers": "num_layers",
+OTHER_NAMES = {
+    "max_iter": "K k n_iter n_iters num_iters max_iters maxiter max_steps iterations f_max_iter",
+    "steps": "K k n n_iter max_iter grad",
+    "rtol": "tol f_tol eps epsilon reltol xtol ftol tolerance",
+    "atol": "abstol",
+    "memory": "m M history history_size window",
+    "beta": "alpha damping tau mixing",
+    "eta": "alpha step step_size",
+    "ridge": "lam",
+    "solver": "f_solver",
+    "eval_solver": "eval_factor eval_f_max_iter",
+    "backward": "b_solver b_max_iter b_tol ift hook_ift grad",
+    "z0": "z_init x0 y0 init",
+    "f": "core func phi",
+    "phi": "f func map",
+    "timesteps": "T seq_len",
+    "rank": "r R",
+    "hidden_size": "n N hidden hidden_dim units",
+    "hidden": "n N hidden_size hidden_dim units",
+    "input_size": "d D input_dim in_features",
+    "nonlinearity": "sigma activation",
+    "cell": "phi map",
+    "num_layers": "layers",
+    "bidirectional": "bidir",
+    "epochs": "n_epochs num_epochs max_epochs",
+    "lr": "learning_rate step_size",
+    "batch_size": "bs B",
+    "optimizer": "optim",
+    "weight_decay": "wd",
+    "dataset": "data",
+    "x": "X data features inputs",
+    "y": "Y label labels target targets",
 }
-"""Letters of papers, and names of other libraries, with the option that they stand for."""
+"""Options, keys and arrays, with what papers and other libraries call them."""
 
 
 OF_SOLVERS = {
     "eta": "InexactNewton",
-    **dict.fromkeys(("rtol", "atol", "memory", "beta"), "Anderson"),
+    **dict.fromkeys(("max_iter", "rtol", "atol", "norm", "leaf_atol"), "Anderson"),
+    **dict.fromkeys(("keep_best", "record", "check_every", "memory", "beta"), "Anderson"),
 }
 """Options of solvers, each with a solver that has it."""
 
 
+def unknown_name(kind: str, given: object, known: Iterable[str], *, other: str = "") -> str:
+    """Say that `given` is unknown, list the known names and what `other` would do, suggest one.
+
+    >>> unknown_name("key", "bs", ["batch_size", "lr"])
+    "unknown key 'bs': expected one of batch_size, lr; 'bs' is 'batch_size' here"
+    """
+    names = list(known)
+    other = f", or {other}" if other else ""
+    text = f"unknown {kind} {given!r}: expected one of {', '.join(names)}{other}"
+    meant = [name for name in _meant(given) if name in names]
+    if meant:
+        return f"{text}; {given!r} is {meant[0]!r} here"
+    near = _nearest(given, names)
+    return f"{text}; did you mean {near!r}?" if near else text
+
+
 def unknown_option(owner: str, given: str, known: Iterable[str]) -> str:
-    """Say that `owner` has no option `given`, and which one a letter of a paper stands for.
+    """Say that `owner` has no option `given`, and which one it may stand for, or whose it is.
 
     >>> unknown_option("InexactNewton", "K", ["max_iter", "eta"])
     "unknown InexactNewton option 'K': expected one of max_iter, eta; 'K' is 'max_iter' here"
+    >>> unknown_option("solve", "max_itr", ["phi", "solver"]).rpartition("; ")[2]
+    'it is one of the solver: solver=Anderson(max_iter=...)'
     """
     names = list(known)
-    meant = SYNONYMS.get(given, given)
-    text = f"unknown {owner} option {given!r}: expected one of {', '.join(names)}"
-    if meant in names:
-        return f"{text}; {given!r} is {meant!r} here"
-    if meant in OF_SOLVERS and "solver" in names:
-        return f"{text}; it is one of the solver: solver={OF_SOLVERS[meant]}({meant}=...)"
-    return unknown_name(f"{owner} option", given, names)
+    text = unknown_name(f"{owner} option", given, names)
+    if any(name in names for name in _meant(given)):
+        return text
+    if "solver" in names:
+        found = [name for name in (given, *_meant(given)) if name in OF_SOLVERS]
+        near = found[0] if found else _nearest(given, [*names, *OF_SOLVERS])
+        if near in OF_SOLVERS:
+            text = text.partition("; did you mean")[0]
+            return f"{text}; it is one of the solver: solver={OF_SOLVERS[near]}({near}=...)"
+    if given in ("backward", "on_failure"):
+        return f"{text}; FixedPoint has it"
+    return text
+
+
+def _meant(given: object) -> list[str]:
+    """The options that a letter of a paper, or a name of another library, may stand for."""
+    return [option for option, others in OTHER_NAMES.items() if given in others.split()]
+
+
+def _nearest(given: object, names: Iterable[str]) -> str | None:
+    lower = {str(name).lower(): name for name in names}
+    near = difflib.get_close_matches(str(given).lower(), lower, n=1)
+    return lower[near[0]] if near else None
 
 
 def missing_extra(what: str, package: str, extra: str) -> ImportError:

@@ -10,6 +10,7 @@ from torch import nn
 
 from fixpoint._torch import outside_graph
 from fixpoint._tree import Map, Packing, Tree
+from fixpoint._validation import names_options
 from fixpoint.backward import Backward, Implicit
 from fixpoint.failure import NonConvergenceHandler, OnFailure
 from fixpoint.solution import Solution
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@names_options
 def solve(
     phi: Map,
     z0: Tree,
@@ -58,6 +60,14 @@ def solve(
     return _solve(phi, z0, solver, t, batched)
 
 
+def _ready(backward: Backward) -> Backward:
+    if isinstance(backward, Backward):
+        return backward
+    raise TypeError(
+        f"backward must be a ready one, as Implicit(), Unrolled() or Phantom(); got {backward!r}"
+    )
+
+
 def _solve(phi: Map, z0: Tree, solver: Solver, t: int | None, batched: bool) -> Solution:
     packing = Packing(z0, batched=batched)
     with torch.no_grad():
@@ -91,6 +101,7 @@ class FixedPoint(nn.Module):
         [True, True, True]
     """
 
+    @names_options
     def __init__(
         self,
         solver: str | Solver | None = None,
@@ -100,7 +111,7 @@ class FixedPoint(nn.Module):
     ) -> None:
         super().__init__()
         self.solver = Anderson() if solver is None else make_solver(solver)
-        self.backward = Implicit() if backward is None else backward
+        self.backward = Implicit() if backward is None else _ready(backward)
         self.backward.check(self.solver)
         self.non_convergence = NonConvergenceHandler("the solve", on_failure)
 

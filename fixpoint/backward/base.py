@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from fixpoint._torch import inside_forward_mode, no_gradients
+from fixpoint._validation import names_options
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Solver
@@ -18,6 +20,12 @@ from fixpoint.solvers.base import IterativeSolver
 
 class Backward(nn.Module):
     """A way to differentiate a solve; works on (B, D) matrices."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Answer an unknown option of a constructor by the known ones."""
+        super().__init_subclass__(**arguments)
+        if "__init__" in vars(cls) and not _passes_on_options(cls.__init__):
+            cls.__init__ = names_options(cls.__init__)  # type: ignore[method-assign]
 
     def check(self, solver: Solver) -> None:
         """Refuse, with the remedy, a solver that this backward cannot serve."""
@@ -29,6 +37,11 @@ class Backward(nn.Module):
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         """The solution with a differentiable z."""
         raise NotImplementedError
+
+
+def _passes_on_options(function: Any) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def refuse_learned_eta(solver: Solver, backward: str) -> None:

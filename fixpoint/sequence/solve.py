@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fixpoint._tree import Tree
-from fixpoint._validation import at_least, non_negative
+from fixpoint._validation import at_least, names_options, non_negative
 from fixpoint.sequence.adjoint import SequenceAdjoint, attach_gradient
 from fixpoint.sequence.iteration import Tolerance, iterate, rounding_tolerance
 from fixpoint.sequence.jacobians import SequenceJacobian, make_jacobian
@@ -21,6 +21,7 @@ from fixpoint.solvers import Solver, make_solver
 Fallback = Literal["sequential"] | None
 
 
+@names_options
 def solve_sequence(
     f: Step,
     x: Tree,
@@ -92,6 +93,7 @@ def solve_sequence(
     return _solve(recurrence, made, tolerance, window, start, adjoint, fallback, None)
 
 
+@names_options
 def solve_equilibrium_sequence(
     phi: Step,
     x: Tree,

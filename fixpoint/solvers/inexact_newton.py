@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -134,6 +135,8 @@ class InexactNewton(IterativeSolver):
 
 def _initial(eta: float | Sequence[float] | Tensor, shape: tuple[int, ...]) -> Tensor:
     """eta in the shape of the parameter."""
+    if isinstance(eta, float) and not math.isfinite(eta):
+        raise ValueError(f"eta must be finite; got {eta}")
     try:
         value = torch.as_tensor(eta, dtype=torch.get_default_dtype()).detach()
         return value.expand(shape).clone()

@@ -53,6 +53,12 @@ def make_solver(solver: str | Solver, **options: Any) -> Solver:
                 f"options {sorted(options)} were given with a ready solver; pass them to its class"
             )
         return solver
+    if isinstance(solver, type) and issubclass(solver, Solver):
+        raise TypeError(
+            f"solver is the class {solver.__name__}: give a ready one, {solver.__name__}()"
+        )
+    if not isinstance(solver, str):
+        raise TypeError(f"solver must be a name or a Solver, as Anderson(); got {solver!r}")
     if solver not in SOLVERS:
         raise ValueError(unknown_name("solver", solver, SOLVERS))
     return SOLVERS[solver](**options)

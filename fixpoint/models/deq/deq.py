@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fixpoint._torch import tree_leaves, tree_map
 from fixpoint._tree import Tree
-from fixpoint._validation import at_least
+from fixpoint._validation import at_least, names_options
 from fixpoint.backward import Backward, Phantom
 from fixpoint.failure import OnFailure
 from fixpoint.fixed_point import FixedPoint
@@ -80,6 +80,7 @@ class DEQ(nn.Module):
         [True, True, True]
     """
 
+    @names_options
     def __init__(
         self,
         f: nn.Module,
