@@ -9,6 +9,7 @@ from pathlib import Path
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.writers.html5 import HTML5Translator as HTMLTranslator
 from sphinx_gallery.scrapers import figure_rst
 
@@ -31,6 +32,7 @@ extensions = [
     "matplotlib.sphinxext.plot_directive",
 ]
 exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.zip", "sg_execution_times.rst"]
+highlight_language = "text"
 html_theme = "furo"
 html_math_renderer = "mathml"
 html_title = "fixpoint"
@@ -119,6 +121,33 @@ def as_mathml(translator: HTMLTranslator, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
+NUMBER = re.compile(r"[<>~+-]? ?\d[\d.,e+-]*(?: ± [\d.e+-]+)?(?: %)?")
+
+
+class WholeNumbers(SphinxPostTransform):
+    """No line ends inside a number of a table, as at the hyphen of 1e-3."""
+
+    default_priority = 700
+
+    def run(self, **options: object) -> None:
+        for entry in self.document.findall(nodes.entry):
+            for text in list(entry.findall(nodes.Text)):
+                if not isinstance(text.parent, nodes.literal) and NUMBER.search(text):
+                    text.parent.replace(text, _with_whole_numbers(str(text)))
+
+
+def _with_whole_numbers(text: str) -> list[nodes.Node]:
+    """The parts of a text, those of numbers in an element of their own."""
+    parts: list[nodes.Node] = []
+    start = 0
+    for match in NUMBER.finditer(text):
+        parts += [nodes.Text(text[start : match.start()])] if match.start() > start else []
+        parts.append(nodes.inline("", match[0], classes=["number"]))
+        start = match.end()
+    return parts + ([nodes.Text(text[start:])] if start < len(text) else [])
+
+
 def setup(app: Sphinx) -> None:
+    app.add_post_transform(WholeNumbers)
     app.connect("autodoc-process-docstring", prepare, priority=100)
     app.add_html_math_renderer("mathml", (as_mathml, None), (as_mathml, None))

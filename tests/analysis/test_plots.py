@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from fixpoint import Result
-from fixpoint.analysis import ContractionProfile, contraction_profile, diagnose, plots
+from fixpoint.analysis import (
+    ContractionProfile,
+    contraction_profile,
+    diagnose,
+    parameter_drift,
+    plots,
+)
 from fixpoint.analysis.plots import style
 from fixpoint.models import ERNN, LastStateClassifier
 from fixpoint.solvers import SOLVERS
@@ -232,6 +238,8 @@ def test_epochs_and_iterations():
 
     given = curves(plots.plot_epochs([profile(0.5), profile(0.75), profile(1.5)]))
     np.testing.assert_allclose(given["median"], [0.5, 0.75, 1.5])
+    drawn = plots.plot_drift({"RNN": parameter_drift(torch.rand(4, 3))})
+    assert all(tick.is_integer() for tick in drawn.get_xticks().tolist())
     given = curves(plots.plot_iterations(profile(0.75, K=4)))
     np.testing.assert_allclose(given["largest feasible $\\eta$"], [1.5] * 4)
     np.testing.assert_allclose(given["$\\eta$ used"], [0.3] * 4, rtol=1e-6)

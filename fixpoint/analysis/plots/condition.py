@@ -18,6 +18,7 @@ from fixpoint.analysis.plots.style import (
     add_legend,
     add_title,
     each_run,
+    epoch_axis,
     figure_of,
     legend_below,
     literal,
@@ -265,7 +266,8 @@ def plot_epochs(
     axes.plot(epochs, middle, color=AFTER, marker="o", markersize=2.5, label="median")
     axes.fill_between(epochs, low, high, color=AFTER, alpha=0.2, linewidth=0, label="5 % .. 95 %")
     axes.axhline(1, color="black", linestyle="--", linewidth=0.8)
-    axes.set(xlabel="epoch", ylabel=NORM)
+    epoch_axis(axes)
+    axes.set(ylabel=NORM)
     add_legend(axes)
     return axes
 

@@ -12,6 +12,8 @@ from fixpoint.analysis.plots.style import (
     COLORS,
     Figure,
     add_legend,
+    add_title,
+    epoch_axis,
     figure_of,
     legend_below,
     panels,
@@ -62,13 +64,16 @@ def iterations_figure(records: Sequence[Record]) -> Figure:
         if run["solver"] == "anderson" and run["rtol"] == 1e-3:
             bound = run["bound"]
             label = f"Anderson, ||U|| = {bound:g}" if bound else "Anderson, U free"
-            _over_time(cells, record, label, {"color": COLORS[CELL_COLORS[bound]], "ls": ":"})
+            _over_time(cells, record, label, {"color": COLORS[CELL_COLORS[bound]]})
     for axes in (over_t, epochs, cells):
         axes.set_ylim(bottom=0)
         axes.set_ylabel("iterations a time step")
-    over_t.set_xlabel("time step $t$, after training")
-    epochs.set_xlabel("epoch")
-    cells.set_xlabel("time step $t$, after training")
+    for axes in (over_t, cells):
+        axes.set_xlabel("time step $t$, after training")
+    epoch_axis(epochs)
+    add_title(over_t, "tolerances, $||U|| = 0.5$")
+    add_title(epochs, "over training, $||U|| = 0.5$")
+    add_title(cells, "cells, rtol 0.001")
     figure = figure_of(over_t)
     legend_below(figure, [over_t, cells], columns=4)
     return figure
@@ -114,4 +119,5 @@ def _over_time(axes: Axes, record: Record, label: str, style: dict[str, Any]) ->
 
 def _over_epochs(axes: Axes, record: Record, label: str, style: dict[str, Any]) -> None:
     y = [epoch["iterations"] for epoch in record["epochs"]]
+    style = {**style, "marker": "s" if style["ls"] == "--" else "o", "markersize": 3}
     axes.plot(np.arange(1, len(y) + 1), y, lw=1.2, label=label, **style)

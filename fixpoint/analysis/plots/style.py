@@ -13,7 +13,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, FuncFormatter
+from matplotlib.ticker import FormatStrFormatter, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from fixpoint._messages import unknown_name
@@ -165,6 +165,12 @@ def plot_runs(axes: Axes, x: Any, runs: Sequence[Any], *, method: str) -> None:
 def each_run(value: Any, kind: type | tuple[type, ...]) -> list[Any]:
     """One run as a list of one, several as they are."""
     return [value] if isinstance(value, kind) else list(value)
+
+
+def epoch_axis(axes: Axes) -> None:
+    """Epochs on the x axis, which are whole numbers."""
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
 
 
 def log_y(axes: Axes) -> None:

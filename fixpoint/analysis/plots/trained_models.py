@@ -16,6 +16,7 @@ from fixpoint.analysis.plots.style import (
     add_legend,
     cross_out,
     each_run,
+    epoch_axis,
     figure_of,
     log_y,
     panel,
@@ -52,7 +53,8 @@ def plot_drift(
         curves = [drift.change if change else drift.to_last[1:] for drift in runs]
         plot_runs(axes, np.arange(1, len(curves[0]) + 1), curves, method=name)
     other = r"\theta_{\mathrm{before}}" if change else r"\theta_{\mathrm{last}}"
-    axes.set(xlabel="epoch", ylabel=rf"parameter change $|\theta - {other}|$")
+    epoch_axis(axes)
+    axes.set(ylabel=rf"parameter change $|\theta - {other}|$")
     _from_zero(axes)
     add_legend(axes)
     return axes
@@ -115,7 +117,8 @@ def plot_loss(
             raise ValueError(f"the history of {name} has no accuracy: record it with test=(x, y)")
         curves = [history.accuracy if accuracy else history.loss for history in runs]
         plot_runs(axes, np.arange(len(runs[0].loss)), curves, method=name)
-    axes.set(xlabel="epoch", ylabel="test accuracy (%)" if accuracy else "training loss (nats)")
+    epoch_axis(axes)
+    axes.set(ylabel="test accuracy (%)" if accuracy else "training loss (nats)")
     if not accuracy:
         log_y(axes)
     add_legend(axes, title=title, columns=_columns(histories))

@@ -11,11 +11,14 @@ from fixpoint.training.results.store import Record
 
 
 class Column(NamedTuple):
-    """A number of a record: what stands above it, where it is found, its digits, in which unit."""
+    """A number of a record: what stands above it, where it is found, its digits, in which unit.
+
+    `digits` are those behind the point; None for two significant ones.
+    """
 
     head: str
     field: str
-    digits: int
+    digits: int | None
     factor: float = 1
 
     def values(self, records: Iterable[Record]) -> list[float]:
@@ -43,7 +46,7 @@ def columns(metric: str) -> tuple[Column, ...]:
         Column("by validation", f"{metric}_chosen", 2),
         Column("train loss", "loss", 3),
         Column("s / epoch", "seconds_per_epoch", 2),
-        Column("residual", "mean_residual", 4),
+        Column("residual", "mean_residual", None),
         Column("iterations", "mean_iterations", 1),
         Column("converged %", "fraction_converged", 1, 100),
         Column("contracts %", "contraction/after/fraction_holding", 0, 100),
@@ -53,13 +56,15 @@ def columns(metric: str) -> tuple[Column, ...]:
     )
 
 
-def mean_and_sd(values: list[float], digits: int, *, joint: str = " ± ") -> str:
+def mean_and_sd(values: list[float], digits: int | None, *, joint: str = " ± ") -> str:
     """Mean and, where the values differ, standard deviation (n - 1); "-" for none.
 
     A number too large for fixed digits is written as 4.1e+34.
 
     >>> mean_and_sd([1.0, 3.0], 1), mean_and_sd([2.0, 2.0], 1), mean_and_sd([], 1)
     ('2.0 ± 1.4', '2.0', '-')
+    >>> mean_and_sd([3.2e-4, 4.4e-4], None)
+    '0.00038 ± 8.5e-05'
     """
     if not values:
         return "-"
@@ -69,8 +74,8 @@ def mean_and_sd(values: list[float], digits: int, *, joint: str = " ± ") -> str
     return f"{mean}{joint}{_number(statistics.stdev(values), digits)}"
 
 
-def _number(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}" if abs(value) < 1e9 else f"{value:.2g}"
+def _number(value: float, digits: int | None) -> str:
+    return f"{value:.2g}" if digits is None or abs(value) >= 1e9 else f"{value:.{digits}f}"
 
 
 def groups(records: list[Record]) -> list[list[Record]]:

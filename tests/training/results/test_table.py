@@ -84,6 +84,12 @@ def test_one_row_holds_every_number():
     assert "har2-sample, 4 hidden units, 6 epochs, seed 0" in text
 
 
+def test_a_small_residual_keeps_its_digits():
+    text = shown(changed(mean_residual=1.23e-5), changed(mean_residual=3.21e-4, seed=1))
+    assert "0.00017" in text
+    assert "± 0.00022" in text
+
+
 def test_seeds_share_a_row_as_mean_and_deviation():
     text = shown(RECORD, changed(seed=1, accuracy_last=94.0))
     (row,) = [
