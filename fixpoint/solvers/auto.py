@@ -93,6 +93,7 @@ class Auto(IterativeSolver):
             if fz is None:
                 fz = phi(z).detach()
                 solution = replace(solution, evaluations=solution.evaluations + 1)
+            stage.origin = z.detach(), fz
             # From a state that may have run away its residual would look small.
             start_size = norm.size(z.detach()) + norm.size(fz)
             far = any_leaf(norm.size(solution.z.detach()) > MAX_START * start_size)

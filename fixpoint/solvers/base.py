@@ -259,6 +259,8 @@ class IterativeSolver(Solver):
     restarts = False
     """Whether a sample that steps to where phi is not finite is put back and restarts; the
     solver then has `restart`, and its first step is a plain one."""
+    origin: tuple[Tensor, Tensor] | None = None
+    """z and phi(z) where a solve began that this one continues; they tell what has run away."""
     state_has_rows = True
     """Whether each tensor of the state has a row for each sample, (B, ...)."""
 

@@ -37,6 +37,7 @@ class MonitorOptions(Protocol):
     keep_best: bool
     record: Literal["residual", "iterates"] | None
     check_every: int
+    origin: tuple[Tensor, Tensor] | None
 
     @property
     def backtracks(self) -> bool: ...
@@ -106,7 +107,10 @@ class ConvergenceMonitor:
                 raise RuntimeError(CHANGED)
         measured = self.norm.measure(z, fz)
         summary = self._summarize(measured)
-        if k == 0:
+        if k == 0 and self.options.origin is not None:
+            origin = self.options.origin
+            self.reach = Reach(self.norm, origin[0], self.norm.measure(*origin), 0.0)
+        elif k == 0:
             self.reach = Reach(self.norm, z, measured, summary.sizes[0] if summary else 0.0)
         if summary is None:
             z, fz, r = self._observe_masked(k, z, fz, measured, phi)

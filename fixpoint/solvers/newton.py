@@ -17,6 +17,7 @@ from fixpoint.solvers._rowwise import dot
 from fixpoint.solvers.base import IterativeOptions, IterativeSolver
 from fixpoint.solvers.gmres import Block, LinearResult, LinearSolution, gmres, keep_rows
 from fixpoint.solvers.line_search import LineSearchState, accept_or_backtrack
+from fixpoint.solvers.watchdog import Watchdog
 
 Preconditioner = Callable[[Tensor, Tensor], Tensor]
 BASIS_BYTES = 2**22
@@ -33,6 +34,7 @@ class NewtonState(NamedTuple):
     plain: whether the step is a plain one in place of one that left the domain of phi, (B, 1),
         newton: the Newton direction, (B, D), and barred: samples whose plain step was not
         accepted and that make no other, (B, 1); None while no sample makes such a step.
+    watchdog: of the line search.
     linear_result is None with "direct", and blocks, the spaces of the last GMRES solve, empty.
     """
 
@@ -43,15 +45,17 @@ class NewtonState(NamedTuple):
     plain: Tensor | None = None
     newton: Tensor | None = None
     barred: Tensor | None = None
+    watchdog: Watchdog = Watchdog()
 
 
 class Newton(IterativeSolver):
     """z <- z + lambda s with (I - J) s = phi(z) - z, J = d phi / d z.
 
-    A step that does not lower |phi(z) - z| is taken back and shortened, each sample by itself; a
-    sample whose steps are all refused is STALLED, at a minimum of |phi(z) - z| that is not a
-    solution or at a singular I - J. In place of one that leaves the domain of phi the plain step
-    is made, until one leaves it too or doubles |phi(z) - z|.
+    A step that does not lower |phi(z) - z| is taken back and shortened, each sample by itself.
+    Where that makes little progress, a sample makes up to 20 undamped steps, once (see
+    `fixpoint.solvers.watchdog`). If all its steps are refused it is STALLED, at a minimum of
+    |phi(z) - z| that is not a solution or at a singular I - J. In place of a step that leaves the
+    domain of phi the plain one is made, until that leaves it too or doubles |phi(z) - z|.
 
     Quadratic near a solution, whether or not phi is a contraction. An update costs D
     vector-Jacobian products and a D x D factorization with "direct" (D up to a few hundred), or
@@ -112,9 +116,10 @@ class Newton(IterativeSolver):
         derivatives: Derivatives,
     ) -> tuple[Tensor, NewtonState]:
         trial, max_merit = (None, None) if state is None else (state.trial, _max_merit(state))
-        accepted, all_accepted, z, g, merit, step_size = accept_or_backtrack(
-            trial, z, fz, may_sync=self.may_sync, max_merit=max_merit
-        )
+        after = accept_or_backtrack(trial, z, fz, may_sync=self.may_sync, max_merit=max_merit)
+        watchdog = Watchdog() if state is None else state.watchdog
+        after, watchdog = watchdog.follow(after, may_sync=self.may_sync)
+        accepted, all_accepted, z, g, merit, step_size = after
         forcing = _forcing(state, accepted, merit)
         linear_result: Tensor | None = None
         blocks: tuple[Block, ...] = ()
@@ -134,7 +139,9 @@ class Newton(IterativeSolver):
                 linear_result = torch.where(accepted[:, 0], linear_result, state.linear_result)
         new = (z + step_size * direction).to(z.dtype)
         new_trial = LineSearchState(z, g, merit, direction, step_size)
-        return new, NewtonState(new_trial, forcing, linear_result, blocks, plain, newton, barred)
+        return new, NewtonState(
+            new_trial, forcing, linear_result, blocks, plain, newton, barred, watchdog
+        )
 
     def _krylov(
         self,
@@ -180,10 +187,13 @@ class Newton(IterativeSolver):
 
 def _max_merit(state: NewtonState) -> Tensor | None:
     """Largest |g|^2 at which the step being tried is accepted, (B, 1); None: as by Armijo."""
-    if state.plain is None:
+    if state.plain is None and state.watchdog.excursion is None:
         return None
     armijo = (1 - 2e-4 * state.trial.step_size) * state.trial.merit
-    return torch.where(state.plain, MAX_PLAIN_GROWTH**2 * state.trial.merit, armijo)
+    most = state.watchdog.max_merit(armijo)
+    if state.plain is None:
+        return most
+    return torch.where(state.plain, MAX_PLAIN_GROWTH**2 * state.trial.merit, most)
 
 
 def _refused(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fixpoint.solvers.residual import ResidualNorm, Residuals, any_leaf
 
-MAX_GROWTH = 100.0
+MAX_GROWTH = 30.0
 """How many times the size of its start and largest residual a state may grow before its residual
 must have fallen as well."""
 MIN_FALL = 1e-3

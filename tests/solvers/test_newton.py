@@ -136,3 +136,30 @@ def test_newton_is_shortened_where_the_plain_step_leaves_the_domain_too():
     z0 = torch.tensor([[4.0]], dtype=torch.float64)
     solution = solve(phi, z0, Newton(rtol=1e-12))
     assert abs(solution.check().z.item() - 1) < 1e-9
+
+
+@pytest.mark.parametrize("gain", ["1.5", "2"])
+def test_undamped_steps_lead_out_of_a_valley_where_the_line_search_creeps(gain):
+    """With the line search alone |g| falls by a few percent an update, for hundreds of them."""
+    (problem,) = [p for p in HARD if p.name == f"tanh_gain_{gain}"]
+    solution = solve(problem.phi, problem.z0, Newton(max_iter=40, **TIGHT))
+    assert solution.converged.all()
+
+
+def test_a_sample_returns_from_undamped_steps_that_do_not_help():
+    """At a minimum of |g|, g = -(z^2 + 1): the state returned is not further than it was."""
+    z0 = torch.tensor([[3.0], [-0.7]], dtype=F64)
+    newton = Newton(max_iter=200, rtol=0.0, atol=1e-10)
+    solution = solve(lambda z: z - z**2 - 1, z0, newton)
+    assert (solution.result == Result.STALLED.value).all()
+    assert (solution.z.abs() < 1e-3).all()
+
+
+def test_undamped_steps_of_one_sample_leave_the_others_as_they_are():
+    (problem,) = [p for p in HARD if p.name == "tanh_gain_2"]
+    z0 = torch.cat([problem.z0, torch.randn(5, 50, generator=torch.Generator().manual_seed(0))])
+    newton = Newton(max_iter=40, **TIGHT)
+    together = solve(problem.phi, z0.to(F64), newton)
+    alone = [solve(problem.phi, row[None].to(F64), newton) for row in z0]
+    assert together.iterations.tolist() == [s.iterations.item() for s in alone]
+    torch.testing.assert_close(together.z, torch.cat([s.z for s in alone]), rtol=0, atol=1e-6)

@@ -18,13 +18,17 @@ from numba import njit
 
 config: Any = _config
 
-SOURCES = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[3]
+SOURCES = (PACKAGE / "models" / "ops", PACKAGE / "solvers")
+"""Folders of the kernels and of the solvers, whose constants they take."""
 # Loops vectorise where sums may be reordered and division does not raise; NaN and infinity keep
 # their meaning.
 FAST: Any = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
 
 
-def cached_njit(sources: Path = SOURCES, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+def cached_njit(
+    sources: tuple[Path, ...] = SOURCES, **options: Any
+) -> Callable[[Callable[..., Any]], Any]:
     """`numba.njit` with the options `FAST`, cached until a file below `sources` changes."""
 
     def compile_at_first_call(function: Callable[..., Any]) -> Any:
@@ -35,19 +39,21 @@ def cached_njit(sources: Path = SOURCES, **options: Any) -> Callable[[Callable[.
 
 
 @functools.cache
-def source_hash(sources: Path) -> str:
-    """Of the contents of all Python files below a folder."""
+def source_hash(sources: tuple[Path, ...]) -> str:
+    """Of the contents of all Python files below some folders but those of Triton."""
     digest = hashlib.sha256()
-    for path in sorted(sources.rglob("*.py")):
-        digest.update(path.read_bytes())
+    for folder in sources:
+        for path in sorted(folder.rglob("*.py")):
+            if not path.name.startswith("triton"):
+                digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 @contextlib.contextmanager
-def _cache_folder(sources: Path) -> Iterator[None]:
+def _cache_folder(sources: tuple[Path, ...]) -> Iterator[None]:
     """Set numba's cache folder, below the user's own where one is set."""
     given = config.CACHE_DIR
-    base = Path(given) if given else sources / "__pycache__"
+    base = Path(given) if given else sources[0] / "__pycache__"
     config.CACHE_DIR = str(base / f"numba-{source_hash(sources)}")
     try:
         yield

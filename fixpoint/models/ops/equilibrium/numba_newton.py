@@ -11,19 +11,28 @@ import torch
 from fixpoint.models.ops.common.numba_blocks import activation_grad, widest_vectors
 from fixpoint.models.ops.common.numba_cache import cached_njit
 from fixpoint.models.ops.equilibrium.numba_line_search import dot, shorter_step, write_difference
+from fixpoint.solvers.watchdog import MAX_GROWTH, STEPS, WINDOW
 
 
 class NewtonRows(NamedTuple):
     """The trial of each row, as `fixpoint.solvers.line_search`, and work for one row.
 
-    z, g, direction: (rows, n). scalars: |g|^2 and the step size, (rows, 2). A: I - J and then its
-    factors, (n, n). pivots: (n,). slope, probe, probed: (n,).
+    z, g, direction: (rows, n). scalars: |g|^2 and the step size, (rows, 2).
+    home_z, home_g, home: the same where the undamped steps of `fixpoint.solvers.watchdog` began.
+    left: how many of them are still to make, -1 before they began, (rows,).
+    merits: |g|^2 before the last updates, (rows, WINDOW + 1).
+    A: I - J and then its factors, (n, n). pivots: (n,). slope, probe, probed: (n,).
     """
 
     z: Any
     g: Any
     direction: Any
     scalars: Any
+    home_z: Any
+    home_g: Any
+    home: Any
+    left: Any
+    merits: Any
     A: Any
     pivots: Any
     slope: Any
@@ -32,11 +41,14 @@ class NewtonRows(NamedTuple):
 
 
 def new_rows(rows: int, n: int, dtype: torch.dtype) -> NewtonRows:
-    z, g, direction = torch.empty(3, rows, n, dtype=dtype).numpy()
+    z, g, direction, home_z, home_g = torch.empty(5, rows, n, dtype=dtype).numpy()
     probe = torch.arange(1, n + 1, dtype=dtype).cos().numpy()
     slope, probed = torch.empty(2, n, dtype=dtype).numpy()
-    scalars, A = np.empty((rows, 2), z.dtype), torch.empty(n, n, dtype=dtype).numpy()
-    return NewtonRows(z, g, direction, scalars, A, np.empty(n, np.int64), slope, probe, probed)
+    scalars, home = np.empty((2, rows, 2), z.dtype)
+    left, merits = np.empty(rows, np.int64), np.empty((rows, WINDOW + 1), z.dtype)
+    A, pivots = torch.empty(n, n, dtype=dtype).numpy(), np.empty(n, np.int64)
+    watch = home_z, home_g, home, left, merits
+    return NewtonRows(z, g, direction, scalars, *watch, A, pivots, slope, probe, probed)
 
 
 @cached_njit()
@@ -48,16 +60,56 @@ def newton_update(state, equation, order, active, k, z, f, new, weight):  # type
         i = order[p]
         g, start, direction, scalars = state.g[i], state.z[i], state.direction[i], state.scalars[i]
         merit = write_difference(new[p], f[p], z[p])
-        sufficient = k == 0 or merit <= (kind(1) - kind(2e-4) * scalars[1]) * scalars[0]
-        if k == 0 or (sufficient and scalars[1] > 0):
+        if k == 0:
+            state.left[i] = -1
+        most = (kind(1) - kind(2e-4) * scalars[1]) * scalars[0]
+        if state.left[i] > 0:
+            most = kind(MAX_GROWTH * MAX_GROWTH) * state.home[i, 0]
+        accepted = k == 0 or (merit <= most and scalars[1] > 0)
+        if accepted:
             for j in range(z.shape[1]):
                 start[j], g[j] = z[p, j], new[p, j]
             scalars[0], scalars[1] = merit, kind(1)
-            write_direction(state, equation, p, f[p], g, direction)
         else:
             scalars[1] = shorter_step(z, scalars[1], scalars[0], merit)
+        back = follow(state, i, k, accepted)
+        if accepted or back:
+            phi = f[p]
+            if back:
+                phi = new[p]  # what it held is in g
+                for j in range(z.shape[1]):
+                    phi[j] = start[j] + g[j]
+            write_direction(state, equation, p, phi, g, direction)
         for j in range(z.shape[1]):
             new[p, j] = start[j] + scalars[1] * direction[j]
+
+
+@cached_njit()
+def follow(state, i, k, accepted):  # type: ignore[no-untyped-def]
+    """Begin and end the undamped steps of row i, as `Watchdog.follow`; whether it went back."""
+    half, scalars, merits, left = state.z.dtype.type(0.5), state.scalars[i], state.merits[i], 0
+    back = False
+    if state.left[i] > 0:
+        fell = accepted and scalars[0] <= half * state.home[i, 0]
+        if accepted and not fell:
+            left = state.left[i] - 1
+        state.left[i] = left
+        back = not fell and left == 0
+        if back:
+            state.z[i], state.g[i], state.scalars[i] = (
+                state.home_z[i],
+                state.home_g[i],
+                state.home[i],
+            )
+            scalars[1] *= half
+    merits[k % (WINDOW + 1)] = scalars[0]
+    if k >= WINDOW and state.left[i] < 0:
+        slow = (accepted or back) and scalars[0] > half * merits[(k + 1) % (WINDOW + 1)]
+        if slow or scalars[1] == 0:
+            state.home_z[i], state.home_g[i], state.home[i] = state.z[i], state.g[i], scalars
+            scalars[1] = 1
+            state.left[i] = STEPS
+    return back
 
 
 @cached_njit()
