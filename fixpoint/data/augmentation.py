@@ -29,13 +29,19 @@ def random_rotations(count: int, degrees: float, *, generator: torch.Generator) 
     return torch.eye(3) + angle.sin() * K + (1 - angle.cos()) * (K @ K)
 
 
-def rotate(x: Tensor, vectors: tuple[tuple[int, int, int], ...], rotations: Tensor) -> Tensor:
+def rotate(
+    x: Tensor,
+    vectors: tuple[tuple[int, int, int], ...],
+    rotations: Tensor,
+    sensors: tuple[int, ...] = (),
+) -> Tensor:
     """Rotate all vectors of each sequence by its own rotation; other channels are unchanged.
 
     Args:
         x: sequences (B, T, d).
         vectors: the channels of x, y and z of each vector, as in `Dataset.vectors`.
-        rotations: matrices (B, 3, 3).
+        rotations: matrices (B, 3, 3); with sensors (B, sensors, 3, 3).
+        sensors: the sensor of each vector, as in `Dataset.sensors`.
 
     Returns:
         Sequences (B, T, d), a new tensor.
@@ -46,9 +52,12 @@ def rotate(x: Tensor, vectors: tuple[tuple[int, int, int], ...], rotations: Tens
     """
     channels = torch.tensor(vectors, device=x.device).flatten()
     rotated = x.clone()
-    # (B, T V, 3) @ (B, 3, 3): all vectors of a sequence in one product
-    flat = x[..., channels].reshape(len(x), -1, 3) @ rotations.mT
-    rotated[..., channels] = flat.view(*x.shape[:2], -1)
+    if sensors:  # (B, V, T, 3) @ (B, V, 3, 3)
+        each = x[..., channels].unflatten(2, (-1, 3)).transpose(1, 2)
+        turned = (each @ rotations[:, list(sensors)].mT).transpose(1, 2)
+    else:  # (B, T V, 3) @ (B, 3, 3): all vectors of a sequence in one product
+        turned = x[..., channels].reshape(len(x), -1, 3) @ rotations.mT
+    rotated[..., channels] = turned.reshape(*x.shape[:2], -1)
     return rotated
 
 
@@ -64,6 +73,6 @@ def check_vectors(dataset: Dataset) -> None:
     if not dataset.vectors:
         raise ValueError(
             f"training.rotate turns vectors of three channels in their original units, and "
-            f"{dataset.name} has none: use har2, har6 or har2-sample, not normalized or with "
-            "normalize(..., late=True), or set training.rotate to 0"
+            f"{dataset.name} has none: use har2, har6, har2-sample or dsa19, not normalized or "
+            "with normalize(..., late=True), or set training.rotate to 0"
         )

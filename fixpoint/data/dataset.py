@@ -71,6 +71,8 @@ class Dataset:
         asinh: `inputs` gives the inverse hyperbolic sine of these values; see `normalize`.
         vectors: "classification": triples of channels that are x, y and z of one vector in the
             frame of the sensor, as an acceleration is. Stored numbers may be turned by `rotate`.
+        sensors: the sensor of each vector, 0, 1, ...; those of one sensor turn alike. Empty: all
+            are of one.
         subset: what is missing of the full data set; empty where it is complete.
         notes: what a user should know of how the data were read; shown by `repr`.
         license: terms of use.
@@ -106,6 +108,7 @@ class Dataset:
     shift: Tensor | None = None
     asinh: bool = False
     vectors: tuple[tuple[int, int, int], ...] = ()
+    sensors: tuple[int, ...] = ()
     subset: str = ""
     notes: tuple[str, ...] = ()
     license: str
@@ -226,6 +229,11 @@ class Dataset:
             raise ValueError(
                 f"{self.name}: vectors must be triples of different channels in 0..{size - 1}, "
                 f"got {self.vectors}"
+            )
+        if self.sensors and (len(self.sensors) != len(self.vectors) or min(self.sensors) < 0):
+            raise ValueError(
+                f"{self.name}: sensors must be a number >= 0 for each of {len(self.vectors)} "
+                f"vectors, got {self.sensors}"
             )
 
     def __repr__(self) -> str:

@@ -105,7 +105,7 @@ def normalize(
         values = torch.cat(changed) if changed else getattr(dataset, f"x_{part}")
         stored[f"x_{part}"] = values
     # Channels that are normalized one by one are not the components of a vector.
-    return replace(dataset, scale=None, shift=None, vectors=(), notes=notes, **stored)
+    return replace(dataset, scale=None, shift=None, vectors=(), sensors=(), notes=notes, **stored)
 
 
 class _Windows(NamedTuple):

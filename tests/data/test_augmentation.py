@@ -48,6 +48,15 @@ def test_each_vector_of_a_sequence_turns_by_its_rotation():
     assert torch.equal(turned[..., [4, 6]], x[..., [4, 6]])
 
 
+def test_vectors_of_one_sensor_turn_alike():
+    x, R = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(0)), draw(4, 90.0)
+    R, vectors = R.view(2, 2, 3, 3), ((0, 1, 2), (8, 7, 6), (3, 4, 5))
+    turned = rotate(x, vectors, R, sensors=(1, 0, 1))
+    for vector, sensor in zip(vectors, (1, 0, 1), strict=True):
+        alone = rotate(x, (vector,), R[:, sensor])
+        torch.testing.assert_close(turned[..., list(vector)], alone[..., list(vector)])
+
+
 def test_rotation_preserves_norms_of_real_windows():
     data = load_dataset("har2-sample")
     x = data.x_train[:64]

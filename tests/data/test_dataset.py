@@ -159,6 +159,12 @@ def test_late_normalization_keeps_stored_values(per):
     assert (result.vectors, expected.vectors) == (data.vectors, ())
 
 
+@pytest.mark.parametrize("sensors", [(0, 1), (-1,)])
+def test_each_vector_has_a_sensor(sensors):
+    with pytest.raises(ValueError, match=r"toy: sensors must be a number >= 0 for each of 1 vec"):
+        make(vectors=((0, 1, 2),), sensors=sensors)
+
+
 @pytest.mark.parametrize("vectors", [((0, 1),), ((0, 1, 3),), ((0, 1, 1),), ((0, 1, 2),) * 2])
 def test_vectors_are_triples_of_channels(vectors):
     with pytest.raises(ValueError, match=r"toy: vectors must be triples of different .* 0\.\.2"):

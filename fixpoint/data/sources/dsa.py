@@ -66,6 +66,8 @@ CHANNELS = tuple(
     for kind in ("acc", "gyro", "mag")
     for axis in "xyz"
 )
+VECTORS = tuple((3 * i, 3 * i + 1, 3 * i + 2) for i in range(15))
+SENSORS = tuple(i // 3 for i in range(15))
 _STEP = np.array(5 * ([0.01] * 3 + [0.002] * 3 + [0.0005] * 3), dtype=np.float32)
 
 _SCHEMA: Schema = {"scale": ("float32", (45,))} | {
@@ -105,6 +107,8 @@ def dsa19() -> Dataset:
         groups_train=int64("subject_train"),
         groups_test=int64("subject_test"),
         scale=torch.from_numpy(arrays["scale"]),
+        vectors=VECTORS,
+        sensors=SENSORS,
         license=LICENSE,
         citation=CITATION,
     )

@@ -83,12 +83,20 @@ class Classification:
             x = data.x_train[mine]
             if self.training.rotate:
                 # Drawn for the whole batch, so that any number of processes draws the same.
-                turns = random_rotations(len(rows), self.training.rotate, generator=order)
-                x = rotate(x.float(), data.vectors, turns[part].to(x.device))
+                turns = self._rotations(len(rows), order)[part].to(x.device)
+                x = rotate(x.float(), data.vectors, turns, data.sensors)
             lengths = () if data.lengths_train is None else (data.lengths_train[mine],)
             logits = model(data.inputs(x), *lengths)
             loss = F.cross_entropy(logits, data.y_train[mine], label_smoothing=smoothing)
             yield (loss if world == 1 else weight * loss), len(rows)
+
+    def _rotations(self, count: int, order: torch.Generator) -> Tensor:
+        """One of each window, (count, 3, 3), or of each of its sensors, (count, sensors, 3, 3)."""
+        degrees, sensors = self.training.rotate, self.data.sensors
+        if not sensors:
+            return random_rotations(count, degrees, generator=order)
+        each = max(sensors) + 1
+        return random_rotations(count * each, degrees, generator=order).unflatten(0, (count, each))
 
     def score(self, model: nn.Module, part: str) -> Score:
         x, y, lengths = (getattr(self.data, f"{name}_{part}") for name in ("x", "y", "lengths"))

@@ -113,3 +113,11 @@ def test_the_full_data_of_dsa(full_path):
     x = scaled.inputs(scaled.x_train)[:, ::5].double()
     assert x.mean(0).abs().max() < 1e-4
     assert (x.std(0, correction=0) - 1).abs().max() < 1e-4
+
+
+def test_a_sensor_has_three_vectors_of_three_axes():
+    for (x, y, z), sensor in zip(dsa.VECTORS, dsa.SENSORS, strict=True):
+        names = [dsa.CHANNELS[channel] for channel in (x, y, z)]
+        assert [name.split("_")[1][0] for name in names] == ["x", "y", "z"]
+        assert {name.split("_")[0] for name in names} == {("T", "RA", "LA", "RL", "LL")[sensor]}
+        assert len({name.split("_")[1][1:] for name in names}) == 1

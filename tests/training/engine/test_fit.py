@@ -128,9 +128,10 @@ def test_rotations_are_drawn_after_the_order(late):
     assert equal_parameters(given, plain)
 
 
-def test_rotations_do_not_depend_on_the_number_of_processes(late):
+@pytest.mark.parametrize("sensors", [(), (1, 0, 1)])
+def test_rotations_do_not_depend_on_the_number_of_processes(late, sensors):
     """Two processes with every other row each see what one with all rows sees."""
-    seen = {}
+    seen, late = {}, replace(late, sensors=sensors)
     for rank, world in ((0, 1), (0, 2), (1, 2)):
         training = Recipe().changed(rotate=90.0, batch_size=63).training
         task = make_task(Fabric(accelerator="cpu", devices=1), late, training)
@@ -145,6 +146,23 @@ def test_rotations_do_not_depend_on_the_number_of_processes(late):
         list(task.losses(logits, torch.Generator().manual_seed(0)))
     for rank in (0, 1):
         torch.testing.assert_close(seen[rank, 2], seen[0, 1][rank::2], rtol=0, atol=1e-5)
+
+
+def test_each_sensor_of_a_window_turns_by_itself(late):
+    late, seen = replace(late, sensors=(1, 0, 1)), []
+
+    def logits(x):
+        seen.append(x)
+        return torch.zeros(len(x), 2)
+
+    training = Recipe().changed(rotate=90.0, batch_size=63).training
+    task = make_task(Fabric(accelerator="cpu", devices=1), late, training)
+    list(task.losses(logits, torch.Generator().manual_seed(0)))
+    order = torch.Generator().manual_seed(0)
+    x = late.x_train[torch.randperm(63, generator=order)].unflatten(2, (3, 3))
+    turns = random_rotations(2 * 63, 90.0, generator=order).view(63, 2, 3, 3)[:, [1, 0, 1]]
+    expected = late.inputs(torch.einsum("bvij,btvj->btvi", turns, x).flatten(2))
+    torch.testing.assert_close(seen[0], expected, rtol=0, atol=1e-4)
 
 
 def test_data_normalized_already_are_not_rotated(tiny):
