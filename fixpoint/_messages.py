@@ -58,7 +58,7 @@ def unknown_name(kind: str, given: object, known: Iterable[str], *, other: str =
     names = list(known)
     other = f", or {other}" if other else ""
     text = f"unknown {kind} {given!r}: expected one of {', '.join(names)}{other}"
-    meant = [name for name in _meant(given) if name in names]
+    meant = [name for name in meant_by(given) if name in names]
     if meant:
         return f"{text}; {given!r} is {meant[0]!r} here"
     near = _nearest(given, names)
@@ -75,10 +75,10 @@ def unknown_option(owner: str, given: str, known: Iterable[str]) -> str:
     """
     names = list(known)
     text = unknown_name(f"{owner} option", given, names)
-    if any(name in names for name in _meant(given)):
+    if any(name in names for name in meant_by(given)):
         return text
     if "solver" in names:
-        found = [name for name in (given, *_meant(given)) if name in OF_SOLVERS]
+        found = [name for name in (given, *meant_by(given)) if name in OF_SOLVERS]
         near = found[0] if found else _nearest(given, [*names, *OF_SOLVERS])
         if near in OF_SOLVERS:
             text = text.partition("; did you mean")[0]
@@ -88,7 +88,7 @@ def unknown_option(owner: str, given: str, known: Iterable[str]) -> str:
     return text
 
 
-def _meant(given: object) -> list[str]:
+def meant_by(given: object) -> list[str]:
     """The options that a letter of a paper, or a name of another library, may stand for."""
     return [option for option, others in OTHER_NAMES.items() if given in others.split()]
 

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from fixpoint import __version__
+from fixpoint._messages import meant_by
 from fixpoint.cli.errors import fail
 from fixpoint.cli.groups import NamedCommands
 from fixpoint.cli.signals import raise_on_signals
@@ -43,7 +44,7 @@ class _Commands(NamedCommands):
             message = error.format_message()
             if not message:  # a group without a command has shown its help
                 raise SystemExit(2) from None
-            fail(message)
+            fail(_with_hint(error, message))
         except typer.Abort:
             raise SystemExit(130) from None
         if extra.get("standalone_mode", True):
@@ -69,8 +70,21 @@ class _Commands(NamedCommands):
         return name, command, rest
 
 
+def _with_hint(error: Any, message: str) -> str:
+    """The message, which names the option that an unknown one stands for."""
+    given = getattr(error, "option_name", None)  # of NoSuchOption
+    if given is None or error.ctx is None or getattr(error, "possibilities", None):
+        return message
+    names = [name for parameter in error.ctx.command.params for name in parameter.opts]
+    keys = {name.lstrip("-").replace("-", "_"): name for name in names}
+    key = given.lstrip("-").replace("-", "_")
+    meant = [keys[name] for name in meant_by(key) if name in keys]
+    return f"{message}; {given!r} is {meant[0]!r} here" if meant else message
+
+
 app = typer.Typer(
     cls=_Commands,
+    context_settings={"help_option_names": ["--help", "-h"]},
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -58,7 +58,7 @@ def reproduce_table(
         OSError: `out` cannot be written.
     """
     if target not in TABLES:
-        raise ValueError(unknown_name("table", target, (*TABLES, "figures")))
+        raise ValueError(unknown_name("table", target, (*TABLES, "figures", "solvers")))
     if protocol not in (None, "paper"):
         raise ValueError(unknown_name("protocol", protocol, ("paper",)))
     load = paper_recipe if protocol else load_recipe

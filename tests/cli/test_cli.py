@@ -36,7 +36,8 @@ def test_help_lists_commands_and_options():
     result = run("--help")
     assert result.exit_code == 0
     assert "compare" in result.stdout
-    text = run("compare", "--help").stdout
+    assert "compare" in run("-h").stdout
+    text = run("compare", "-h").stdout
     for option in (
         *("--dataset", "--solvers", "--backward", "--cell", "--hidden", "--epochs", "--seeds"),
         *("--out", "--device", "--batch-size", "--lr", "--jobs", "--models", "--set"),
@@ -109,6 +110,7 @@ BAD = {
     "zero rate": (["--lr", "0"], r"training.lr must be above 0 and finite; got 0\.0"),
     "infinite rate": (["--lr", "inf"], "training.lr must be above 0 and finite; got inf"),
     "unknown option": (["--epoch", "1"], "--epoch.*--epochs"),
+    "letter of the paper": (["--learning-rate", "1"], "'--learning-rate' is '--lr' here"),
 }
 
 

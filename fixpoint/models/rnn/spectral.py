@@ -11,6 +11,7 @@ from fixpoint._torch import is_exporting
 from fixpoint._validation import at_least, non_negative
 from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, LeakyOptions
 from fixpoint.models.rnn.base_layer import Recurrent
+from fixpoint.solvers.base import at_least_float32
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -81,9 +82,12 @@ def _orthogonal(vectors: Tensor) -> Tensor:
         return _in_plain_operations(below, tau)
     # A reflection with tau = 0 is the identity: pad to get all n columns.
     rest = n - count
-    return torch.linalg.householder_product(
+    # LAPACK has no types of 16 bits.
+    below, tau = at_least_float32(below), at_least_float32(tau)
+    product = torch.linalg.householder_product(
         torch.cat([below, below.new_zeros(n, rest)], 1), torch.cat([tau, tau.new_zeros(rest)])
     )
+    return product.to(vectors.dtype)
 
 
 def _in_plain_operations(below: Tensor, tau: Tensor) -> Tensor:

@@ -607,3 +607,18 @@ def test_model_sizes_are_the_printed_ones(layer, d, n, classes, options, size):
     given = model_size_kb(model)
     print(f"{layer.__name__} d={d} n={n} {options}: {given:.1f} KB, printed {size}")
     assert abs(given - size) <= (0.05 if isinstance(size, float) else 1.0)
+
+
+@pytest.mark.parametrize("kind", [ERNN, FastRNN, SpectralRNN, FastGRNN, UGRNN, EURNN])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_layer_of_16_bits_is_that_of_float32_to_its_rounding(kind, dtype):
+    torch.manual_seed(0)
+    layer = kind(3, 6).to(dtype)
+    x = torch.randn(5, 2, 3, dtype=dtype)
+    states, _ = layer(x)
+    states.float().sum().backward()
+    assert states.dtype == dtype
+    assert all(p.grad.isfinite().all() for p in layer.parameters() if p.grad is not None)
+    exact, _ = copy.deepcopy(layer).float()(x.float())
+    # a few roundings a time step, of states of order one
+    assert (states - exact).abs().max() < 5 * 4 * torch.finfo(dtype).eps
