@@ -90,13 +90,15 @@ def graph_below(package, imported):
     return graph
 
 
-IMPORTED = {name_of(path): imports(path) for path in MODULES}
-PACKAGES = sorted({name.rpartition(".")[0] for name in IMPORTED} - {""})
+@pytest.fixture(scope="module")
+def imported():
+    """The imports of each module by its name."""
+    return {name_of(path): imports(path) for path in MODULES}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_imports_what_its_layer_may(path):
-    assert wrong_imports(name_of(path), imports(path)) == []
+def test_a_module_imports_what_its_layer_may(imported):
+    wrong = {name: wrong_imports(name, others) for name, others in imported.items()}
+    assert [item for item in wrong.items() if item[1]] == []
 
 
 def test_the_table_has_every_part_of_the_package_and_no_other():
@@ -104,13 +106,13 @@ def test_the_table_has_every_part_of_the_package_and_no_other():
     assert set().union(*ALLOWED.values()) == set(ALLOWED) == set(LAYER_OF.values())
 
 
-def test_no_modules_import_each_other():
-    assert circles(IMPORTED) == []
+def test_no_modules_import_each_other(imported):
+    assert circles(imported) == []
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_no_folders_import_each_other(package):
-    assert circles(graph_below(package, IMPORTED)) == []
+def test_no_folders_import_each_other(imported):
+    for package in {name.rpartition(".")[0] for name in imported} - {""}:
+        assert circles(graph_below(package, imported)) == [], package
 
 
 def test_a_circle_is_found():
@@ -121,19 +123,19 @@ def test_a_circle_is_found():
     assert circles(graph_below("p", imported)) == [["x", "y"]]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_only_plots_and_charts_import_matplotlib(path):
-    roots = {name.split(".")[0] for name in imports(path)}
-    drawing = "fixpoint.analysis.plots"
-    assert "matplotlib" not in roots or name_of(path).startswith(drawing)
+def test_only_plots_and_charts_import_matplotlib(imported):
+    for name, others in imported.items():
+        roots = {other.split(".")[0] for other in others}
+        assert "matplotlib" not in roots or name.startswith("fixpoint.analysis.plots"), name
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_only_one_module_uses_private_torch_api(path):
-    private = [n for n in imports(path) if n.startswith("torch.") and "._" in n]
-    text = path.read_text(encoding="utf-8")
-    used = re.findall(r"\btorch\._[a-zA-Z]\w*|\w+\._version\b", text)
-    assert path.name == "_torch.py" or private + used == []
+def test_only_one_module_uses_private_torch_api(imported):
+    for path in MODULES:
+        others = imported[name_of(path)]
+        private = [n for n in others if n.startswith("torch.") and "._" in n]
+        text = path.read_text(encoding="utf-8")
+        used = re.findall(r"\btorch\._[a-zA-Z]\w*|\w+\._version\b", text)
+        assert path.name == "_torch.py" or private + used == [], path
 
 
 @pytest.mark.parametrize(

@@ -121,21 +121,25 @@ DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TESTS = [path for path in files("tests") if path != Path(__file__)]
 
 
-@pytest.mark.parametrize("path", CODE, ids=relative)
-def test_code_uses_the_terms_of_the_field(path):
-    source = path.read_text(encoding="utf-8")
-    assert [*wrong_names(source), *wrong_phrases(source)] == []
+def test_code_uses_the_terms_of_the_field():
+    wrong = {}
+    for path in CODE:
+        source = path.read_text(encoding="utf-8")
+        wrong[relative(path)] = [*wrong_names(source), *wrong_phrases(source)]
+    assert [item for item in wrong.items() if item[1]] == []
 
 
-@pytest.mark.parametrize("path", DOCS, ids=relative)
-def test_docs_use_the_terms_of_the_field(path):
-    assert wrong_phrases(path.read_text(encoding="utf-8")) == []
+def test_docs_use_the_terms_of_the_field():
+    wrong = {relative(path): wrong_phrases(path.read_text(encoding="utf-8")) for path in DOCS}
+    assert [item for item in wrong.items() if item[1]] == []
 
 
-@pytest.mark.parametrize("path", TESTS, ids=relative)
-def test_names_in_tests_use_the_terms_of_the_field(path):
-    source = path.read_text(encoding="utf-8")
-    assert [*wrong_names(source), *wrong_phrases(_test_names(source))] == []
+def test_names_in_tests_use_the_terms_of_the_field():
+    wrong = {}
+    for path in TESTS:
+        source = path.read_text(encoding="utf-8")
+        wrong[relative(path)] = [*wrong_names(source), *wrong_phrases(_test_names(source))]
+    assert [item for item in wrong.items() if item[1]] == []
 
 
 @pytest.mark.parametrize(
