@@ -64,7 +64,7 @@ def recurrent(layer):
 @pytest.mark.parametrize("backward", [Unrolled, Implicit])
 def test_gradcheck_through_time(name, backward):
     layer = FixedPoint(make_solver(name, **TIGHT), backward())
-    assert gradcheck(recurrent(layer), few_inputs(), atol=1e-6, rtol=1e-5)
+    assert gradcheck(recurrent(layer), few_inputs(), atol=1e-6, rtol=1e-5, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", TOLERANCE_SOLVERS)
@@ -72,7 +72,7 @@ def test_gradcheck_through_time(name, backward):
 def test_gradcheck_of_a_fixed_number_of_steps(name, max_iter):
     # Exact for what was computed, far from any equilibrium.
     layer = FixedPoint(make_solver(name, max_iter=max_iter, rtol=0.0, atol=0.0), Unrolled())
-    assert gradcheck(recurrent(layer), few_inputs())
+    assert gradcheck(recurrent(layer), few_inputs(), fast_mode=max_iter > 1)
 
 
 @pytest.mark.parametrize("timesteps", [None, 3])
@@ -160,7 +160,7 @@ def test_gradgradcheck_where_what_the_map_closes_over_hangs_together(name):
             h = layer(lambda z, p=p, q=q, x=x_t: torch.tanh(z @ U.T + p * x) + 0.1 * q, h).z
         return h
 
-    assert gradgradcheck(run, (U, x, h0), atol=1e-6)
+    assert gradgradcheck(run, (U, x, h0), atol=1e-6, fast_mode=True)
 
 
 def test_a_nested_solve_has_derivatives():

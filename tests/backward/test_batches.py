@@ -35,7 +35,7 @@ def weight_gradient(layer, W, x, z0):
 def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_samples(name, backward, dtype):
     tolerance = 1e-6 if dtype == torch.float32 else 1e-12
     layer = FixedPoint(make_solver(name, rtol=tolerance, atol=0.0, max_iter=100), backward)
-    for seed in range(3):
+    for seed in (0, 2):  # D = 1 and D = 3
         W, x, z0 = tanh_problem(seed, dtype)
         together = weight_gradient(layer, W, x, z0)
         parts = [weight_gradient(layer, W, x[i : i + 1], z0[i : i + 1]) for i in range(8)]

@@ -41,7 +41,7 @@ def relative_error(found, exact):
 @pytest.mark.parametrize("kind", [Anderson, Broyden, BarzilaiBorwein])
 def test_fixed_steps_past_convergence_have_the_gradient_of_the_solution(kind, rho):
     exact = weight_gradient(Newton(rtol=1e-13, atol=0.0), Implicit(), torch.float64, rho=rho)
-    for max_iter in (20, 40, 60):
+    for max_iter in (20, 60):
         solver = kind(max_iter=max_iter, rtol=0.0, atol=0.0)
         for dtype, bound in ((torch.float32, 1e-4), (torch.float64, 1e-6)):
             found = weight_gradient(solver, Unrolled(), dtype, rho=rho)

@@ -34,7 +34,7 @@ RUNAWAYS = {
 def test_a_state_that_runs_away_has_not_converged(problem, name, dtype):
     size, make = RUNAWAYS[problem]
     phi = make(dtype)
-    for options in ({"max_iter": 50}, {"max_iter": 150}, {"rtol": 1e-3, "atol": 0.0}):
+    for options in ({"max_iter": 150}, {"rtol": 1e-3, "atol": 0.0}):
         solution = solve(phi, torch.zeros(2, size, dtype=dtype), make_solver(name, **options))
         assert not solution.converged.any()
         assert (solution.residual > 1).all()
