@@ -7,21 +7,20 @@ import sys
 
 import numpy
 import torch
+from typer.testing import CliRunner
 
-
-def info(*options, **environment):
-    result = subprocess.run(
-        [sys.executable, "-m", "fixpoint", "info", *options],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | environment,
-    )
-    return result.stdout
+from fixpoint.cli.app import app
 
 
 def test_json_names_versions_threads_and_the_data_folder(tmp_path):
-    found = json.loads(info("--json", FIXPOINT_DATA=str(tmp_path), OMP_NUM_THREADS="1"))
+    result = subprocess.run(
+        [sys.executable, "-m", "fixpoint", "info", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"FIXPOINT_DATA": str(tmp_path), "OMP_NUM_THREADS": "1"},
+    )
+    found = json.loads(result.stdout)
     assert found["packages"]["torch"].startswith(torch.__version__.split("+")[0])
     assert found["packages"]["numpy"] == numpy.__version__
     assert found["threads"] == 1
@@ -31,5 +30,5 @@ def test_json_names_versions_threads_and_the_data_folder(tmp_path):
 
 
 def test_plain_lines():
-    lines = info().splitlines()
+    lines = CliRunner().invoke(app, ["info"]).stdout.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["python", "system", "cpu"]

@@ -1,8 +1,5 @@
 """load_dataset."""
 
-import subprocess
-import sys
-
 import pytest
 
 import fixpoint.data
@@ -51,15 +48,6 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest():
     with pytest.raises(ValueError, match="unknown data set 'zzz'") as error:
         load_dataset("zzz")
     assert "did you mean" not in str(error.value)
-
-
-def test_the_sample_needs_neither_pooch_nor_a_data_folder():
-    code = (
-        "import sys; sys.modules['pooch'] = None\n"
-        "from fixpoint.data import load_dataset\n"
-        "assert len(load_dataset('har2-sample').x_test) == 324"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env={"FIXPOINT_DATA": "/nowhere"})
 
 
 def test_own_data_are_known_by_their_content(tmp_path):

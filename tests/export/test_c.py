@@ -7,7 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.random_runs import MODELS, NORMALIZATIONS, SANITIZED, STRICT, random_network
+from support.random_runs import (
+    MODELS,
+    NORMALIZATIONS,
+    SANITIZED,
+    STRICT,
+    compiler_of,
+    hostile,
+    random_network,
+)
 
 from fixpoint.export.agreement import label
 from fixpoint.export.c.compiler import compile_c
@@ -49,27 +57,13 @@ def test_a_shared_eta(windows, execute):
     close(execute(shared, windows)[1], shared.scores(windows))
 
 
-def hostile(windows):
-    """Windows with every kind of value that a float can have, in one place or all over."""
-    values = (np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0, 1e10, 65504.0)
-    spoiled = windows[:1].repeat(2 * len(values), 1, 1)
-    for i, value in enumerate(values):
-        spoiled[2 * i, 40, 3] = value
-        spoiled[2 * i + 1] = value
-    return spoiled
-
-
-@pytest.mark.parametrize("bits", [32, 16, 8])
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
-def test_sanitizers_find_nothing_whatever_the_input(options, bits, windows, execute):
-    # Each compiler has sanitizers of its own; both take their turn.
-    compiler = "clang" if shutil.which("clang") and (bits + len(str(options))) % 2 else "gcc"
+def test_sanitizers_find_nothing_whatever_the_input(options, windows, execute):
+    """Of programs in float; those in fixed point are looked at in `test_fixed_point.py`."""
     normalize = "column" if options["model"] == "fastgrnn" else "asinh"
     network = random_network(normalize=normalize, **options)
-    if bits < 32:
-        network = to_fixed_point(network, windows, bits=bits)
     every = torch.cat([windows[:4], hostile(windows)])
-    labels, scores = execute(network, every, compiler=compiler, flags=SANITIZED)
+    labels, scores = execute(network, every, compiler=compiler_of(str(options)), flags=SANITIZED)
     spoiled = ~every.isfinite().flatten(1).all(1)
     assert (labels[spoiled] == -1).all()
     assert scores[spoiled].isnan().all()

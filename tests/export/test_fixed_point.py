@@ -5,9 +5,17 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from support.random_runs import MODELS, NORMALIZATIONS, random_network
+from support.random_runs import (
+    MODELS,
+    NORMALIZATIONS,
+    SANITIZED,
+    compiler_of,
+    hostile,
+    random_network,
+)
 
 from fixpoint.export import integers
+from fixpoint.export.agreement import label
 from fixpoint.export.calibration import quantize
 from fixpoint.export.fixed_point import to_fixed_point
 
@@ -18,9 +26,18 @@ needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
 @pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
 def test_the_program_equals_numpy_bit_by_bit(options, bits, windows, execute):
-    network = to_fixed_point(random_network(**options), windows, bits=bits)
-    extreme = torch.cat([windows, 50 * windows[:8], torch.full_like(windows[:1], 1e30)])
-    assert torch.equal(execute(network, extreme)[1], network.scores(extreme))
+    """And the sanitizers find nothing, whatever the input."""
+    normalize = "column" if options["model"] == "fastgrnn" else "asinh"
+    network = random_network(normalize=normalize, **options)
+    network = to_fixed_point(network, windows, bits=bits)
+    huge = torch.full_like(windows[:1], 1e30)
+    every = torch.cat([windows[::2], 50 * windows[:8], huge, hostile(windows)])
+    compiler = compiler_of(f"{options} {bits}")
+    labels, scores = execute(network, every, compiler=compiler, flags=SANITIZED)
+    torch.testing.assert_close(scores, network.scores(every), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(labels, label(scores))
+    spoiled = ~every.isfinite().flatten(1).all(1)
+    assert (labels[spoiled] == -1).all()
 
 
 @needs_gcc

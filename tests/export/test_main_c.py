@@ -21,12 +21,13 @@ def run_main(folder, file):
     return subprocess.run([folder / "classify", file], capture_output=True, text=True, check=False)
 
 
-@pytest.fixture
-def program(tmp_path):
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
     """Folder of a compiled program."""
-    write_c(random_network(), tmp_path, title="a test")
-    compile_c(tmp_path, tmp_path / "classify", "gcc", flags=SANITIZED)
-    return tmp_path
+    folder = tmp_path_factory.mktemp("program")
+    write_c(random_network(), folder, title="a test")
+    compile_c(folder, folder / "classify", "gcc", flags=SANITIZED)
+    return folder
 
 
 @pytest.mark.parametrize("separator", [",", " ", "\t", ", "])
@@ -83,12 +84,12 @@ def test_class_names_need_not_be_identifiers(windows, execute):
     assert all(re.fullmatch("[A-Z][A-Z0-9_]*", name) for name in names)
 
 
-def test_a_class_name_is_printed_as_it_is(program, windows):
+def test_a_class_name_is_printed_as_it_is(windows, tmp_path):
     name = 'a "b" \\ ??/ été'
-    write_c(replace(random_network(), classes=(name, name)), program, title="*/ int x;")
-    compile_c(program, program / "classify", "gcc", flags=STRICT)
-    windows[:1].numpy().tofile(program / "w.bin")
-    assert run_main(program, program / "w.bin").stdout.split("\t")[1] == name
+    write_c(replace(random_network(), classes=(name, name)), tmp_path, title="*/ int x;")
+    compile_c(tmp_path, tmp_path / "classify", "gcc", flags=STRICT)
+    windows[:1].numpy().tofile(tmp_path / "w.bin")
+    assert run_main(tmp_path, tmp_path / "w.bin").stdout.split("\t")[1] == name
 
 
 def test_an_escape_takes_no_digit_of_the_text():

@@ -1,7 +1,10 @@
 """Runs whose weights are drawn at random, large enough that no state is near 0."""
 
+import functools
+import shutil
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from fixpoint.export import read_network
@@ -25,10 +28,15 @@ MODELS = {
 NORMALIZATIONS = ("column", "channel", "asinh", "none")
 
 
+@functools.cache
+def _prepared(normalize, rotate):
+    return prepare(Recipe().changed(normalize=normalize, rotate=rotate)).data
+
+
 def random_run(*, seed=0, normalize="asinh", **options):
     """A run on the bundled windows with random weights, not trained."""
     recipe = Recipe().changed(normalize=normalize, **{"hidden": 12, **options})
-    data = prepare(recipe).data
+    data = _prepared(normalize, recipe.training.rotate)
     torch.manual_seed(seed)
     model = make_model(recipe.model, data).eval()
     with torch.no_grad():
@@ -45,3 +53,18 @@ def random_run(*, seed=0, normalize="asinh", **options):
 def random_network(*, fold=True, **options):
     """The network of a run with random weights."""
     return read_network(random_run(**options), fold=fold)
+
+
+def hostile(windows):
+    """Windows with every kind of value that a float can have, in one place or all over."""
+    values = (np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0, 1e10, 65504.0)
+    spoiled = windows[:1].repeat(2 * len(values), 1, 1)
+    for i, value in enumerate(values):
+        spoiled[2 * i, 40, 3] = value
+        spoiled[2 * i + 1] = value
+    return spoiled
+
+
+def compiler_of(case):
+    """Each compiler has sanitizers of its own; both, where they are there, take their turn."""
+    return "clang" if shutil.which("clang") and len(case) % 2 else "gcc"
