@@ -212,7 +212,7 @@ def translation():
 def test_float32_differs_only_where_rounding_decides(solver):
     """Where counts differ, the residual lay within rounding of the tolerance."""
     fused, reference = pair(lambda: SelfFeedbackMap(9, 80, bound=0.7), solver(rtol=1e-3, atol=0),
-                            dtype=torch.float32)  # fmt: skip
+                            Picard(rtol=1e-3, atol=0), dtype=torch.float32)  # fmt: skip
     x, h0 = sample(32, 64, 9).float(), torch.zeros(64, 80)
     (got, gradients), (expected, expected_gradients) = (
         outcome(c, x, h0) for c in (fused, reference)

@@ -31,10 +31,11 @@ def operation(request):
     return OPERATIONS[request.param]
 
 
-@pytest.mark.parametrize("last_only", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_equals_plain_loop(operation, size, activation, last_only):
+def test_equals_plain_loop(operation, size, activation):
+    """Each size and each activation with all states and with the last one alone, by turns."""
+    last_only = (SIZES.index(size) + list(ACTIVATIONS).index(activation)) % 2 == 1
     arguments = operation.problem(*size)
     options = {"activation": activation, "last_only": last_only}
     expected = outcome(operation.reference, arguments, **options)
@@ -79,7 +80,7 @@ def test_gradcheck(operation, activation, last_only):
         named = dict(zip(arguments, values, strict=True))
         return operation.fused(**named, activation=activation, last_only=last_only)
 
-    assert torch.autograd.gradcheck(scan, tuple(arguments.values()))
+    assert torch.autograd.gradcheck(scan, tuple(arguments.values()), fast_mode=last_only)
 
 
 def test_each_gradient_alone(operation):
@@ -183,7 +184,7 @@ def test_second_derivatives(operation, last_only):
 
 
 @pytest.mark.parametrize("openmp", [True, False])
-@pytest.mark.parametrize("B", [1, 2, 7, 100])
+@pytest.mark.parametrize("B", [1, 7, 100])
 def test_result_does_not_depend_on_threads(operation, B, openmp, backend, monkeypatch):
     if not openmp:
         if backend == "torch":

@@ -6,9 +6,11 @@ import os
 import signal
 
 import pytest
+import torch
 
 from fixpoint.training import Epoch, Recipe
 from fixpoint.training.commands import workers
+from fixpoint.training.commands.single_run import train_recipe
 from fixpoint.training.commands.workers import run_all
 
 
@@ -16,42 +18,40 @@ def run(**changes):
     return Recipe().changed(**{"hidden": 4, "epochs": 2} | changes)
 
 
-@pytest.mark.slow
-def test_a_run_that_fails_costs_no_other(capfd):
-    bad, good = run(dataset="nope"), run()
-    events = list(run_all([bad, good], jobs=1))
-    assert [owner for owner, _ in events] == [bad, good, good, good]
-    assert events[0][1].startswith("ValueError: unknown data set 'nope'")
-    assert [event.number for _, event in events[1:3] if isinstance(event, Epoch)] == [1, 2]
-    assert events[3][1]["key"] == good.key
-    capfd.readouterr()
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
-def test_a_process_takes_one_run_after_another(monkeypatch):
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_that_fails_or_is_killed_costs_no_other(monkeypatch, capfd):
+    """A process takes one run after another; after each of these two a new one takes its place."""
     started = []
     monkeypatch.setattr(
         workers, "_start", lambda *given, start=workers._start: started.append(1) or start(*given)
     )
-    runs = [run(epochs=1, seed=seed) for seed in (0, 1)]
-    records = [event for _, event in run_all(runs, jobs=1) if isinstance(event, dict)]
-    alone = [event for _, event in run_all(runs[1:], jobs=1) if isinstance(event, dict)]
-    assert [record["key"] for record in records] == [one.key for one in runs]
-    assert records[1]["loss"] == alone[0]["loss"]  # bit for bit, whatever ran before
-    assert len(started) == 2  # one for each call of run_all
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_costs_one_run():
-    first, second = run(epochs=50), run(epochs=1, seed=1)
-    outcomes = {}
-    for owner, event in run_all([first, second], jobs=1):
-        if owner == first and isinstance(event, Epoch):
+    bad, killed, good = run(dataset="nope"), run(epochs=50), [run(seed=seed) for seed in (1, 2)]
+    events = {one: [] for one in (bad, killed, *good)}
+    for owner, event in run_all(list(events), jobs=1):
+        if owner == killed and isinstance(event, Epoch):
             for child in multiprocessing.active_children():
                 child.kill()
-        outcomes[owner] = event
-    assert outcomes[first] == "its process ended with exit status -9"
-    assert outcomes[second]["key"] == second.key
+        events[owner].append(event)
+    assert len(events[bad]) == 1
+    assert events[bad][0].startswith("ValueError: unknown data set 'nope'")
+    assert events[killed][-1] == "its process ended with exit status -9"
+    for one in good:
+        *epochs, record = events[one]
+        assert [epoch.number for epoch in epochs] == [1, 2]
+        assert record["key"] == one.key
+    assert len(started) == 3
+    # bit for bit, whatever ran before
+    assert events[good[1]][-1]["loss"] == train_recipe(good[1], None, lambda epoch: None)["loss"]
+    capfd.readouterr()
 
 
 def test_of_several_at_a_time_the_longest_begin():
