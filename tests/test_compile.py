@@ -5,6 +5,7 @@ import torch
 
 from fixpoint import (
     FixedPoint,
+    Implicit,
     InexactNewton,
     Newton,
     Phantom,
@@ -13,6 +14,8 @@ from fixpoint import (
     make_solver,
     solve,
 )
+from fixpoint.models import ERNN
+from fixpoint.models.ops.common.dispatch import has_numba
 
 
 @pytest.mark.parametrize("name", ["picard", "inexact-newton", "anderson", "broyden"])
@@ -84,3 +87,22 @@ def test_one_graph_of_a_solve_to_a_tolerance_is_refused_with_the_reason():
     run = torch.compile(lambda x: solve(torch.cos, x).z, fullgraph=True, backend="eager")
     with pytest.raises(torch._dynamo.exc.Unsupported, match="a fixed number of steps"):
         run(torch.zeros(2, 1))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch, after a break
+@pytest.mark.skipif(not has_numba(), reason="needs numba")
+def test_fused_equilibria_leave_the_graph_as_a_whole():
+    torch.manual_seed(0)
+    backward = Implicit()
+    layer = ERNN(3, 6, cell="self-feedback", solver=Picard(rtol=1e-4), backward=backward)
+    x = torch.randn(5, 4, 3)
+    torch._dynamo.reset()
+    found = []
+    for run in (layer, torch.compile(layer, backend="aot_eager")):
+        layer.zero_grad()
+        backward.adjoints.clear()
+        states, _ = run(x)
+        states.square().sum().backward()
+        assert [adjoint.iterations.shape for adjoint in backward.adjoints] == [(5, 4)]
+        found.append([states, *(p.grad for p in layer.parameters())])
+    assert all(map(torch.equal, *found))

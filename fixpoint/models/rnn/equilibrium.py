@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from fixpoint._torch import is_exporting, outside_graph
 from fixpoint.backward import Implicit
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.maps import EquilibriumMap, ManifoldMap
@@ -37,7 +38,19 @@ def why_not_fused(phi: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
 def fused_trajectory(
     phi: EquilibriumMap, fixed_point: FixedPoint, x: Tensor, h0: Tensor
 ) -> tuple[str | None, Trajectory | None]:
-    """Either the reason against the fused path, or the same as `scan`."""
+    """Either the reason against the fused path, or the same as `scan`.
+
+    torch.compile leaves it out of its graph as a whole, not each time step's solve.
+    """
+    whole = not fixed_point.backward.compiles(fixed_point.solver)
+    if whole and torch.compiler.is_compiling() and not is_exporting():
+        return outside_graph(_fused_trajectory, phi, fixed_point, x, h0)
+    return _fused_trajectory(phi, fixed_point, x, h0)
+
+
+def _fused_trajectory(
+    phi: EquilibriumMap, fixed_point: FixedPoint, x: Tensor, h0: Tensor
+) -> tuple[str | None, Trajectory | None]:
     if isinstance(phi, ManifoldMap) and _is_manifold(phi):
         reason = why_not_fused(phi, fixed_point)
         return reason, None if reason else _manifold_trajectory(phi, fixed_point, x, h0)
