@@ -1,5 +1,8 @@
 """The fused equilibrium scan against the loop over solves: states, counts, results, gradients."""
 
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -523,6 +526,25 @@ def test_unrolled_keeps_the_best_state_of_rows_without_an_equilibrium():
     assert torch.equal(got.result, expected.result)
     torch.testing.assert_close(got.output, expected.output, rtol=1e-9, atol=1e-9)
     assert_close(gradients, others, 1e-8)
+
+
+ON_TWO_THREADS = """
+import torch
+from fixpoint import Picard, Unrolled
+from fixpoint.models import ERNN, SelfFeedbackMap
+torch.set_num_threads(2)
+cell = SelfFeedbackMap(9, 80, bound=0.7)
+layer = ERNN(9, 80, cell=cell, solver=Picard(rtol=1e-4), backward=Unrolled())
+layer(torch.randn(2, 64, 9))[0].sum().backward()
+"""
+
+
+def test_no_product_of_unrolled_updates_is_spread_over_threads():
+    """OpenBLAS warns of each one that is, within the threads of torch, and it is slow."""
+    env = os.environ | {"OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", ON_TWO_THREADS]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert "OpenBLAS" not in result.stderr + result.stdout
 
 
 @pytest.mark.parametrize("solver", ["fixed Picard", "learned eta"])

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from numba import types
+from numba.core import imputils
 from numba.extending import intrinsic, overload
+from numba.np import arrayobj
 
 from fixpoint.models.ops.common.numba_cache import FAST, cached_njit
 
@@ -40,23 +42,17 @@ with contextlib.suppress(AttributeError, OSError):  # torch's own, where it is t
 _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def run(
-    work: Callable[[int, int], None], ranges: list[tuple[int, int]], *, large_products: bool = False
-) -> None:
+def run(work: Callable[[int, int], None], ranges: list[tuple[int, int]]) -> None:
     """Call `work(first, last)` for all ranges of blocks, on threads of torch's pool where possible.
 
     After each parallel operation the threads of torch spin for milliseconds: other threads would
-    have to fight them for the cores.
-
-    Args:
-        large_products: whether the work multiplies matrices of more than `PRODUCT`
-            multiplications, which OpenBLAS would spread over threads: within those of torch it
-            prints a warning for each.
+    have to fight them for the cores. No product of the work may take more than `PRODUCT`
+    multiplications: OpenBLAS would spread it over threads, and warn within those of torch.
     """
     if len(ranges) == 1:
         return work(*ranges[0])
     work(0, 0)  # compile here: threads may have small stacks
-    if openmp is None or large_products:
+    if openmp is None:
         with ThreadPoolExecutor(len(ranges)) as pool:
             list(pool.map(work, *zip(*ranges, strict=True)))
     else:
@@ -169,7 +165,29 @@ def activation_grad(code, d, c, zero, one):  # type: ignore[no-untyped-def]
     return d * (c * (one - c))
 
 
-@cached_njit()
-def as_vector(X):  # type: ignore[no-untyped-def]
+@intrinsic
+def as_vector(typing_context, X):  # type: ignore[no-untyped-def]
     """A block (rows, n) as one vector, whose loops leave no remainder in each row."""
-    return X.reshape(X.size)
+    vector = X.copy(ndim=1)
+
+    def view(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        block = arrayobj.make_array(X)(context, builder, *arguments)
+        out = arrayobj.make_array(vector)(context, builder)
+        arrayobj.populate_array(
+            out,
+            data=block.data,
+            shape=[block.nitems],
+            strides=[block.itemsize],
+            itemsize=block.itemsize,
+            meminfo=block.meminfo,
+            parent=block.parent,
+        )
+        return imputils.impl_ret_borrowed(context, builder, vector, out._getvalue())
+
+    return vector(X), view
+
+
+@cached_njit(allocates=True)
+def product(a, b, out):  # type: ignore[no-untyped-def]
+    """out <- a b."""
+    np.dot(a, b, out)

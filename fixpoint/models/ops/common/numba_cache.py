@@ -23,17 +23,27 @@ SOURCES = (PACKAGE / "models" / "ops", PACKAGE / "solvers")
 """Folders of the kernels and of the solvers, whose constants they take."""
 # Loops vectorise where sums may be reordered and division does not raise; NaN and infinity keep
 # their meaning.
-FAST: Any = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+# Without numba's own memory no reference is counted: each row taken out of an array would otherwise
+# cost two atomic operations, together up to a quarter of a kernel.
+FAST: Any = {
+    "fastmath": {"reassoc", "contract", "nsz"},
+    "error_model": "numpy",
+    "_nrt": False,
+}
 
 
 def cached_njit(
-    sources: tuple[Path, ...] = SOURCES, **options: Any
+    sources: tuple[Path, ...] = SOURCES, *, allocates: bool = False, **options: Any
 ) -> Callable[[Callable[..., Any]], Any]:
-    """`numba.njit` with the options `FAST`, cached until a file below `sources` changes."""
+    """`numba.njit` with the options `FAST`, cached until a file below `sources` changes.
+
+    allocates: whether the function itself makes arrays, which counts references to all of them.
+    Any other one must not return an array, which its caller may count.
+    """
 
     def compile_at_first_call(function: Callable[..., Any]) -> Any:
         with _cache_folder(sources):
-            return njit(cache=True, **FAST, **options)(function)
+            return njit(cache=True, **(FAST | {"_nrt": allocates} | options))(function)
 
     return compile_at_first_call
 

@@ -17,6 +17,7 @@ from fixpoint.models.ops.common.numba_blocks import (
     PRODUCT,
     activation_grad,
     as_vector,
+    product,
     run,
     split,
     widest_vectors,
@@ -28,6 +29,7 @@ from fixpoint.models.ops.equilibrium.arguments import (
     Iteration,
 )
 from fixpoint.models.ops.equilibrium.numba_monitor import BEST_R, BEST_UPDATE, NONFINITE
+from fixpoint.models.ops.equilibrium.numba_plain import AFFINE
 from fixpoint.models.ops.equilibrium.numba_solvers import new_block, new_state, solve_block
 
 
@@ -85,7 +87,7 @@ def iteration_options(iteration: Iteration, like: Tensor) -> tuple[Any, ...]:
     return steps, kind(iteration.rtol), kind(iteration.atol * like.shape[1] ** 0.5)
 
 
-@cached_njit(nogil=True)
+@cached_njit(nogil=True, allocates=True)
 def _forward(  # type: ignore[no-untyped-def]
     X, Wt, bias, Ut, Vt, S, C, iterations, residual, result, counts, code, steps, rtol, atol,
     block, state, rows, first, last,
@@ -105,7 +107,7 @@ def _forward(  # type: ignore[no-untyped-def]
                 y[j] = x[j]
             final = C[t, lo:hi] if len(C) > 0 else unsaved[:m]
             solve_block(
-                block, S[t + 1, lo:hi], final, code, False, Ut, steps[min(t, len(steps) - 1)],
+                block, S[t + 1, lo:hi], final, code, Ut, steps[min(t, len(steps) - 1)],
                 state, rtol, atol,
             )  # fmt: skip
             for i in range(m):
@@ -120,17 +122,17 @@ def _forward(  # type: ignore[no-untyped-def]
 def write_q(q, H, X, Wt, bias, Vt, projection):  # type: ignore[no-untyped-def]
     """q <- V h + W x + bias of all rows."""
     widest_vectors()
-    np.dot(H, Vt, q)
+    product(H, Vt, q)
     u = X
     if len(Wt) > 0:
         u = projection
-        np.dot(X, Wt, u)
+        product(X, Wt, u)
     for i in range(len(q)):
         for j in range(len(bias)):
             q[i, j] += u[i, j] + bias[j]
 
 
-@cached_njit(nogil=True)
+@cached_njit(nogil=True, allocates=True)
 def _backward(  # type: ignore[no-untyped-def]
     G, U, V, g, C, ended, D, adjoint, iterations, residual, result, code, steps, rtol, atol, block,
     state, rows, first, last,
@@ -138,6 +140,7 @@ def _backward(  # type: ignore[no-untyped-def]
     widest_vectors()
     (T, B, n), dtype = C.shape, V.dtype
     zero, one = dtype.type(0), dtype.type(1)
+    affine = np.int64(AFFINE)  # a constant would have another copy of the solver compiled for it
     size, slopes = np.empty(rows, dtype), np.empty((rows, n), dtype)
     final = np.empty((rows, n), dtype)
     for lo in range(first * rows, min(last * rows, B), rows):
@@ -160,8 +163,7 @@ def _backward(  # type: ignore[no-untyped-def]
                 a[j] = s[j]
                 b[j] = v[j]
             solve_block(
-                block, u, final[:m], code, True, U, steps[min(t, len(steps) - 1)], state, rtol,
-                atol,
+                block, u, final[:m], affine, U, steps[min(t, len(steps) - 1)], state, rtol, atol,
             )  # fmt: skip
             for i in range(m):
                 for j in range(n):
@@ -169,7 +171,7 @@ def _backward(  # type: ignore[no-untyped-def]
                 iterations[t, lo + i] = block.iterations[i]
                 residual[t, lo + i] = block.history[i, BEST_R]
                 result[t, lo + i] = block.codes[i]
-            np.dot(d, V, e)
+            product(d, V, e)
 
 
 @cached_njit()

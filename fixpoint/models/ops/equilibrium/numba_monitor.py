@@ -33,6 +33,19 @@ COLUMNS = 7
 
 
 @cached_njit()
+def improves(row, k, measured, max_iter):  # type: ignore[no-untyped-def]
+    """Note r after k updates where it is the smallest yet, and nothing else is to be looked at.
+
+    Whether it is: the common case of `observe`.
+    """
+    size, r = measured[1], measured[2]
+    if 0 < k < max_iter and k % FLOOR_CHECK != 0 and size <= row[REACH] and 1 < r < row[BEST_R]:
+        row[BEST_R], row[BEST_UPDATE], row[IMPROVED] = r, k, 1
+        return True
+    return False
+
+
+@cached_njit()
 def observe(history, i, k, measured, z, p, atol, eps, max_iter, backtracks, restarts):  # type: ignore[no-untyped-def]
     """Note |f - z|, |f| and r of row i after k updates: its code, or ACTIVE or RESTART.
 

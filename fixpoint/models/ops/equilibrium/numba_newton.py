@@ -11,6 +11,7 @@ import torch
 from fixpoint.models.ops.common.numba_blocks import activation_grad, widest_vectors
 from fixpoint.models.ops.common.numba_cache import cached_njit
 from fixpoint.models.ops.equilibrium.numba_line_search import dot, shorter_step, write_difference
+from fixpoint.models.ops.equilibrium.numba_plain import AFFINE
 from fixpoint.solvers.watchdog import MAX_GROWTH, STEPS, WINDOW
 
 
@@ -96,27 +97,34 @@ def follow(state, i, k, accepted):  # type: ignore[no-untyped-def]
         state.left[i] = left
         back = not fell and left == 0
         if back:
-            state.z[i], state.g[i], state.scalars[i] = (
-                state.home_z[i],
-                state.home_g[i],
-                state.home[i],
+            copy_trial(
+                state.z[i], state.g[i], scalars, state.home_z[i], state.home_g[i], state.home[i]
             )
             scalars[1] *= half
     merits[k % (WINDOW + 1)] = scalars[0]
     if k >= WINDOW and state.left[i] < 0:
         slow = (accepted or back) and scalars[0] > half * merits[(k + 1) % (WINDOW + 1)]
         if slow or scalars[1] == 0:
-            state.home_z[i], state.home_g[i], state.home[i] = state.z[i], state.g[i], scalars
+            copy_trial(
+                state.home_z[i], state.home_g[i], state.home[i], state.z[i], state.g[i], scalars
+            )
             scalars[1] = 1
             state.left[i] = STEPS
     return back
 
 
 @cached_njit()
+def copy_trial(z, g, scalars, given_z, given_g, given_scalars):  # type: ignore[no-untyped-def]
+    for j in range(z.size):
+        z[j], g[j] = given_z[j], given_g[j]
+    scalars[0], scalars[1] = given_scalars[0], given_scalars[1]
+
+
+@cached_njit()
 def write_direction(state, equation, p, f, g, out):  # type: ignore[no-untyped-def]
     """out <- the solution of (I - J) s = g; where I - J is singular the one of least norm."""
     kind, slope = f.dtype.type, state.slope
-    if equation.affine:
+    if equation.code == AFFINE:
         for j in range(f.size):
             slope[j] = equation.slope[p, j]
     else:
@@ -149,7 +157,7 @@ def write_matrix(A, equation, slope):  # type: ignore[no-untyped-def]
     total = 0.0
     for i in range(n):
         for j in range(n):
-            d = M[j, i] * slope[j if equation.affine else i]
+            d = M[j, i] * slope[j if equation.code == AFFINE else i]
             a = (kind(1) if i == j else kind(0)) - d
             A[i, j] = a
             total += np.float64(a) * np.float64(a)
@@ -237,7 +245,7 @@ def solve_diagonal(state, g, out):  # type: ignore[no-untyped-def]
         out[j] = a * np.float64(g[j]) / (a * a + damping)
 
 
-@cached_njit()
+@cached_njit(allocates=True)
 def solve_damped(A, g, damping, out):  # type: ignore[no-untyped-def]
     """out <- s that minimizes |A s - g|^2 + damping^2 |s|^2, by QR in float64."""
     n = len(A)

@@ -7,15 +7,17 @@ from typing import Any, NamedTuple
 from fixpoint.models.ops.common.numba_blocks import as_vector, widest_vectors
 from fixpoint.models.ops.common.numba_cache import cached_njit
 
+AFFINE = -1
+
 
 class Equation(NamedTuple):
     """z = sigma(z M + q), or the affine z = (z * slope) M + q of an adjoint.
 
-    code: of the activation. M: (n, n), or (0, n), where z itself is added to q. slope: by place.
+    code: of the activation, or `AFFINE`. M: (n, n), or (0, n), where z itself is added to q.
+    slope: by place.
     """
 
     code: int
-    affine: bool
     M: Any
     slope: Any
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numba.extending import overload
 
-from fixpoint.models.ops.common.numba_blocks import activate, as_vector, widest_vectors
+from fixpoint.models.ops.common.numba_blocks import activate, as_vector, product, widest_vectors
 from fixpoint.models.ops.common.numba_cache import FAST, cached_njit
 from fixpoint.models.ops.equilibrium import numba_anderson, numba_broyden, numba_newton
 from fixpoint.models.ops.equilibrium.arguments import Iteration
@@ -29,11 +29,12 @@ from fixpoint.models.ops.equilibrium.numba_monitor import (
     STALL,
     STALLED,
     STEP_REFUSED,
+    improves,
     measure,
     measure_in_float64,
     observe,
 )
-from fixpoint.models.ops.equilibrium.numba_plain import Equation, PlainRows, plain_update
+from fixpoint.models.ops.equilibrium.numba_plain import AFFINE, Equation, PlainRows, plain_update
 
 TOGETHER = 8
 """Rows of a product are a multiple of this: then BLAS computes each one alike."""
@@ -131,11 +132,10 @@ def _restart_of_state(state, i, z, f):  # type: ignore[no-untyped-def]
 
 
 @cached_njit()
-def solve_block(block, best, final, code, affine, M, steps, state, rtol, atol):  # type: ignore[no-untyped-def]
+def solve_block(block, best, final, code, M, steps, state, rtol, atol):  # type: ignore[no-untyped-def]
     """Solve all rows from block.z; best receives z and final phi(z), (rows, n) each.
 
-    code: of the activation; affine: solve z = (z * slope) M + q instead; M: (n, n), or (0, n),
-    where z itself is added to q. steps: weight of phi(z) in each update, (max_iter,), or beta of
+    code, M: see `Equation`. steps: weight of phi(z) in each update, (max_iter,), or beta of
     Anderson mixing. rtol, atol: of the dtype, atol for 2-norms. block.codes receives a `Result`
     and `STALL` times a `Stall` of each row, block.history its residual.
     """
@@ -158,7 +158,7 @@ def solve_block(block, best, final, code, affine, M, steps, state, rtol, atol): 
     widest_vectors()
     rows, max_iter, eps = len(best), steps.size, np.float64(np.finfo(z.dtype).eps)
     plain, backtracks, restarts = rules(state)
-    equation, active, all_converged = Equation(code, affine, M, slope), rows, True
+    equation, active, all_converged = Equation(code, M, slope), rows, True
     scale = np.float64(atol)
     for i in range(rows):
         order[i] = i
@@ -167,6 +167,8 @@ def solve_block(block, best, final, code, affine, M, steps, state, rtol, atol): 
         measure(z, f, active, rtol, atol, measured)
         for p in range(active - 1, -1, -1):
             i = order[p]
+            if improves(history[i], k, measured[p], max_iter):
+                continue
             status = observe(
                 history, i, k, measured[p], z, p, scale, eps, max_iter, backtracks, restarts
             )
@@ -187,7 +189,7 @@ def solve_block(block, best, final, code, affine, M, steps, state, rtol, atol): 
                 codes[i], iterations[i] = status, k
                 all_converged = all_converged and status == CONVERGED
                 active -= 1
-                leave(block, p, active, z, f, z_before, f_before)
+                leave(block, equation, p, active, z, f)
         if active == 0:
             break
         if plain and steps[k] == 1:
@@ -202,7 +204,8 @@ def solve_block(block, best, final, code, affine, M, steps, state, rtol, atol): 
                     codes[i] = NONFINITE if lost else STALLED + STALL * STEP_REFUSED
                     iterations[i], all_converged = k, False
                     active -= 1
-                    leave(block, p, active, z, f, z_before, f_before)
+                    copy_row(z_before[p], z_before[active])
+                    leave(block, equation, p, active, z, f)
             if active == 0:
                 break
         z_before, z = z, z_before
@@ -218,28 +221,29 @@ def evaluate(equation, q, nothing, z, f, scratch, active):  # type: ignore[no-un
     places = min(-(-active // TOGETHER) * TOGETHER, len(z))
     a, out = z[:places], f[:places]
     c, added = as_vector(out), as_vector(q[:places])
-    if equation.affine:
+    if equation.code == AFFINE:
         x, s, y = as_vector(a), as_vector(equation.slope[:places]), as_vector(scratch[:places])
         for j in range(x.size):
             y[j] = x[j] * s[j]
         a = scratch[:places]
     if len(equation.M) > 0:
-        np.dot(a, equation.M, out)
+        product(a, equation.M, out)
     else:
         x = as_vector(a)
         for j in range(c.size):
             c[j] = x[j]
-    activate(0 if equation.affine else equation.code, c, added, nothing[: c.size])
+    activate(max(equation.code, 0), c, added, nothing[: c.size])
 
 
 @cached_njit()
-def leave(block, p, last, z, f, z_before, f_before):  # type: ignore[no-untyped-def]
+def leave(block, equation, p, last, z, f):  # type: ignore[no-untyped-def]
     """Put the last active row into place p, whose row has ended, and q and slope of that there."""
     if p != last:
-        for array in (z, f, z_before, f_before):
-            copy_row(array[p], array[last])
-        for array in (block.q, block.slope):
-            exchange_rows(array[p], array[last])
+        copy_row(z[p], z[last])
+        copy_row(f[p], f[last])
+        exchange_rows(block.q[p], block.q[last])
+        if equation.code == AFFINE:
+            exchange_rows(block.slope[p], block.slope[last])
         order = block.order
         order[p], order[last] = order[last], order[p]
 

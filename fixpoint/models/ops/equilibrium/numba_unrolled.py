@@ -12,8 +12,11 @@ from torch import Tensor
 
 from fixpoint.models.ops.common.numba_blocks import (
     CODES,
+    PRODUCT,
+    ROWS,
     activation_grad,
     as_vector,
+    product,
     run,
     split,
     widest_vectors,
@@ -31,7 +34,7 @@ from fixpoint.models.ops.equilibrium.numba import (
     write_q,
 )
 from fixpoint.models.ops.equilibrium.numba_monitor import BEST_R
-from fixpoint.models.ops.equilibrium.numba_plain import Equation, plain_update
+from fixpoint.models.ops.equilibrium.numba_plain import AFFINE, Equation, plain_update
 from fixpoint.models.ops.equilibrium.numba_solvers import (
     copy_row,
     evaluate,
@@ -78,16 +81,16 @@ def backward(arguments: UnrolledArguments) -> tuple[Tensor, Tensor]:
             state, stack, rows, first, last,
         )  # fmt: skip
 
-    run(work, ranges, large_products=True)  # that of U, over all updates of a block
+    run(work, ranges)
     total = dsteps.sum(0)[:, : steps.shape[1]]
     return dU.sum(0), total if len(steps) > 1 else total.sum(0, keepdim=True)
 
 
-@cached_njit(nogil=True)
+@cached_njit(nogil=True, allocates=True)
 def _fixed(X, Wt, bias, Ut, Vt, S, code, steps, block, state, rows, first, last):  # type: ignore[no-untyped-def]
     T, (B, n) = len(S) - 1, S.shape[1:]
     projection, order = np.empty((rows, n), Vt.dtype), block.order
-    equation = Equation(code, False, Ut, block.slope)
+    equation = Equation(code, Ut, block.slope)
     for lo in range(first * rows, min(last * rows, B), rows):
         hi = min(lo + rows, B)
         m = hi - lo
@@ -105,7 +108,7 @@ def _fixed(X, Wt, bias, Ut, Vt, S, code, steps, block, state, rows, first, last)
                 copy_row(S[t + 1, lo + i], z[i])
 
 
-@cached_njit(nogil=True)
+@cached_njit(nogil=True, allocates=True)
 def _backward(  # type: ignore[no-untyped-def]
     X, Wt, bias, Ut, Vt, U, V, G, g, S, counts, warm, D, iterations, residual, result, dU, dsteps,
     code, steps, adjoint_steps, rtol, atol, block, state, stack, rows, first, last,
@@ -113,8 +116,10 @@ def _backward(  # type: ignore[no-untyped-def]
     widest_vectors()
     (T, B, n), dtype = D.shape, V.dtype
     projection, unpacked = np.empty((rows, n), dtype), np.empty((rows, n), dtype)
-    e, dq, product = np.empty((rows, n), dtype), np.empty((rows, n), dtype), np.empty_like(U)
+    e, dq = np.empty((rows, n), dtype), np.empty((rows, n), dtype)
     heights = np.empty(len(stack[0]) // rows + 1, np.int64)
+    width = max(1, min(n, PRODUCT // (ROWS * n)))
+    columns, part = np.empty((ROWS, width), dtype), np.empty((width, n), dtype)
     for b in range(first, last):
         lo, hi = b * rows, min(b * rows + rows, B)
         m = hi - lo
@@ -133,7 +138,7 @@ def _backward(  # type: ignore[no-untyped-def]
                 )  # fmt: skip
             else:
                 D[t, lo:hi] = dtype.type(0)
-            order, most = sort_rows(counts[t, lo:hi], block.order, heights)
+            order, most = block.order, sort_rows(counts[t, lo:hi], block.order, heights)
             for p in range(m):
                 copy_row(block.q[p], unpacked[order[p]])
                 copy_row(block.z[p], S[t, lo + order[p]])
@@ -149,22 +154,40 @@ def _backward(  # type: ignore[no-untyped-def]
                 d, given = D[t, lo + i], dq[p]
                 for j in range(n):
                     d[j] += given[j]
-            np.dot(D[t, lo:hi], V, unpacked[:m])
+            product(D[t, lo:hi], V, unpacked[:m])
             for p in range(m):
                 i = order[p]
                 kept, at, out = e[p], unpacked[i], g[lo + i]
                 for j in range(n):
                     out[j] = (dtype.type(0) if warm[t, lo + i] else kept[j]) + at[j]
             if len(U) > 0 and last_row > 0:
-                np.dot(stack[1, :last_row].T, stack[0, :last_row], product)
-                total, part = as_vector(dU[b]), as_vector(product)
-                for j in range(total.size):
-                    total[j] += part[j]
+                add_products(stack[1, :last_row], stack[0, :last_row], columns, part, dU[b])
+
+
+@cached_njit()
+def add_products(d, z, columns, part, total):  # type: ignore[no-untyped-def]
+    """total <- total + d^T z, in parts that `run` allows: some rows, and some columns of d."""
+    widest_vectors()
+    (rows, width), n = columns.shape, len(total)
+    for lo in range(0, len(d), rows):
+        k = min(rows, len(d) - lo)
+        for at in range(0, n, width):
+            count = min(width, n - at)
+            for i in range(k):
+                for j in range(count):
+                    columns[i, j] = d[lo + i, at + j]
+            product(columns[:k].T, z[lo : lo + k], part)
+            for i in range(count):
+                for j in range(n):
+                    total[at + i, j] += part[i, j]
 
 
 @cached_njit()
 def sort_rows(counts, order, heights):  # type: ignore[no-untyped-def]
-    """Rows with the most updates first; heights[k] receives how many make update k."""
+    """Rows with the most updates first; heights[k] receives how many make update k.
+
+    The most updates of a row.
+    """
     most, place = 0, 0
     for i in range(len(counts)):
         most = max(most, counts[i])
@@ -174,14 +197,14 @@ def sort_rows(counts, order, heights):  # type: ignore[no-untyped-def]
             if counts[i] == k:
                 order[place] = i
                 place += 1
-    return order, most
+    return most
 
 
 @cached_njit()
 def repeat_updates(block, state, code, Ut, weights, heights, most, end, stack):  # type: ignore[no-untyped-def]
     """Write z and phi(z) of each update, rows of one update after those of the one before."""
     z, f, new = block.z, block.f, block.z_before
-    equation = Equation(code, False, Ut, block.slope)
+    equation = Equation(code, Ut, block.slope)
     for k in range(most):
         m = heights[k]
         evaluate(equation, block.q, block.nothing, z, f, block.scratch, m)
@@ -197,7 +220,7 @@ def repeat_updates(block, state, code, Ut, weights, heights, most, end, stack): 
 
 
 @cached_njit()
-def go_back(code, U, weights, heights, most, first, end, stack, e, dq, product, dsteps):  # type: ignore[no-untyped-def]
+def go_back(code, U, weights, heights, most, first, end, stack, e, dq, Ud, dsteps):  # type: ignore[no-untyped-def]
     """Carry e, gradients of the last states, to the first; phi(z) in the stack becomes d.
 
     d is the gradient of U z + q at each update, dq its sum over updates, by place.
@@ -212,7 +235,7 @@ def go_back(code, U, weights, heights, most, first, end, stack, e, dq, product, 
             as_vector(stack[0, end : end + m]),
             as_vector(stack[1, end : end + m]),
         )
-        s, p = as_vector(dq[:m]), as_vector(product[:m])
+        s, p = as_vector(dq[:m]), as_vector(Ud[:m])
         for j in range(y.size):
             total += y[j] * (c[j] - x[j])
             d = activation_grad(code, weight * y[j], c[j], zero, one)
@@ -222,12 +245,12 @@ def go_back(code, U, weights, heights, most, first, end, stack, e, dq, product, 
             y[j] = (one - weight) * y[j]
         dsteps[k] += total
         if len(U) > 0:
-            np.dot(stack[1, end : end + m], U, product[:m])
+            product(stack[1, end : end + m], U, Ud[:m])
         for j in range(y.size):
             y[j] += p[j]
 
 
-@cached_njit()
+@cached_njit(allocates=True)
 def add_warm_rows(  # type: ignore[no-untyped-def]
     block, state, code, Ut, U, g, H, q, warm, steps, rtol, atol, stack, D, iterations, residual,
     result,
@@ -237,7 +260,7 @@ def add_warm_rows(  # type: ignore[no-untyped-def]
     for i in range(m):
         copy_row(block.z[i], H[i])
         copy_row(block.q[i], q[i])
-    evaluate(Equation(code, False, Ut, block.slope), block.q, block.nothing, block.z, block.f,
+    evaluate(Equation(code, Ut, block.slope), block.q, block.nothing, block.z, block.f,
              block.scratch, m)  # fmt: skip
     slopes, size, u = np.empty_like(H), np.empty(m, H.dtype), np.empty_like(H)
     for i in range(m):
@@ -248,7 +271,7 @@ def add_warm_rows(  # type: ignore[no-untyped-def]
         size[i] = scale_row(D[i], block.q[i])
         copy_row(block.slope[i], slopes[i])
         copy_row(block.z[i], block.q[i])
-    solve_block(block, u, np.empty_like(H), code, True, U, steps, state, rtol, atol)
+    solve_block(block, u, np.empty_like(H), np.int64(AFFINE), U, steps, state, rtol, atol)
     end = 0
     for i in range(m):
         if warm[i]:

@@ -45,7 +45,7 @@ def backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor, Tensor]:
     return dp, dq, dbias.sum(0)
 
 
-@cached_njit(nogil=True)
+@cached_njit(nogil=True, allocates=True)
 def _forward(X, Wt, bias, Vt, h, S, Z, C, p, q, code, rows, first, last):  # type: ignore[no-untyped-def]
     (gates, n, _), T, B = Vt.shape, X.shape[1], len(h)
     p, q, one = Vt.dtype.type(p), Vt.dtype.type(q), Vt.dtype.type(1)
@@ -79,7 +79,7 @@ def _forward(X, Wt, bias, Vt, h, S, Z, C, p, q, code, rows, first, last):  # typ
                 s[j] = y[j]
 
 
-@cached_njit(nogil=True)
+@cached_njit(nogil=True, allocates=True)
 def _backward(G, V, g, S, Z, C, D, sums, dbias, p, q, code, rows, first, last):  # type: ignore[no-untyped-def]
     (gates, n, _), T, B = V.shape, len(C), len(g)
     p, q, zero, one = V.dtype.type(p), V.dtype.type(q), V.dtype.type(0), V.dtype.type(1)

@@ -48,7 +48,7 @@ def backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor]:
     return da_total, db_total
 
 
-@cached_njit(nogil=True)
+@cached_njit(nogil=True, allocates=True)
 def _forward(X, Wt, bias, At, a, b, h, S, C, code, every, rows, first, last):  # type: ignore[no-untyped-def]
     widest_vectors()
     (T, K), (B, n) = a.shape, h.shape
@@ -75,7 +75,7 @@ def _forward(X, Wt, bias, At, a, b, h, S, C, code, every, rows, first, last):  #
                 s[j] = y[j]
 
 
-@cached_njit(nogil=True)
+@cached_njit(nogil=True, allocates=True)
 def _backward(G, A, a, b, g, S, C, D, V, da, db, code, rows, first, last):  # type: ignore[no-untyped-def]
     widest_vectors()
     (T, K), (B, n) = a.shape, g.shape
