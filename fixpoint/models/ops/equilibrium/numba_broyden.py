@@ -79,7 +79,7 @@ def broyden_update(state, equation, order, active, k, z, f, new, weight):  # typ
     state.count[0] = kept + 1
 
 
-@cached_njit()
+@cached_njit(forceinline=True)
 def begin(state, i, z, f, new):  # type: ignore[no-untyped-def]
     """The first update is a plain one."""
     merit = write_difference(state.g[i], f, z)
@@ -92,41 +92,77 @@ def begin(state, i, z, f, new):  # type: ignore[no-untyped-def]
     scalars[0], scalars[1], scalars[2], scalars[3] = merit, kind(1), kind(0), merit
 
 
-@cached_njit()
+@cached_njit(forceinline=True)
 def step_row(state, i, k, count, factor, z, f, new):  # type: ignore[no-untyped-def]
     """Accept the trial that ended in z or take it back, update H by it, and make the next one."""
     kind, n, scalars = z.dtype.type, z.size, state.scalars[i]
     g, start, direction, full = state.g[i], state.z[i], state.direction[i], state.full[i]
-    end, s, p, q = state.end, state.s[i, count], state.p, state.q
+    end, s, u, p, q = state.end, state.s[i, count], state.u[i, count], state.p, state.q
     merit = write_difference(end, f, z)
     accepted = merit <= factor * largest_merit(scalars, k) and scalars[1] > 0
     note_merit(scalars, k, merit, accepted)
     learns = accepted or (
         merit <= kind(MAX_GROWTH) * kind(MAX_GROWTH) * scalars[0] and scalars[2] < MAX_LEARNED
     )
-    taken = scalars[1] if learns else kind(0)
-    for j in range(n):
-        s[j] = taken * direction[j]
-    if learns:
-        apply(state.u[i], state.s[i], count, end, p)
-    for j in range(n):
-        q[j] = full[j] - p[j] if learns else kind(0)
-    write_factor(state.u[i, count], s, q)
-    if accepted:
+    if not learns:
         for j in range(n):
-            start[j], g[j], full[j] = z[j], end[j], p[j]
-        scalars[0], scalars[1], scalars[2] = merit, kind(1), kind(0)
+            s[j] = u[j] = kind(0)
+        square, size = kind(0), dot(full, full)
     else:
-        scalars[1] = shorter_step(z, scalars[1], scalars[0], merit)
-        scalars[2] += kind(1)
-    add_weighted(full, state.u[i, count], dot(s, full))
-    cut = clipped(full, s, scalars[0])
-    for j in range(n):
-        direction[j] = cut * full[j]
-    if learns and not accepted:
-        scalars[1] = half_as_long(s, direction)
+        square = write_multiple(s, scalars[1], direction)
+        apply(state.u[i], state.s[i], count, end, p)
+        size = add_factor(u, s, square, p, q, full, accepted)
+    if accepted:
+        scalars[0], scalars[1], scalars[2] = merit, kind(1), kind(0)
+        cut = clipped(z, size, square, merit)
+        for j in range(n):
+            start[j], g[j], direction[j] = z[j], end[j], cut * full[j]
+            new[j] = z[j] + direction[j]
+        return
+    scalars[1] = shorter_step(z, scalars[1], scalars[0], merit)
+    scalars[2] += kind(1)
+    cut = clipped(z, size, square, scalars[0])
+    size = write_multiple(direction, cut, full)
+    if learns:
+        scalars[1] = half_as_long(z, square, size)
     for j in range(n):
         new[j] = start[j] + scalars[1] * direction[j]
+
+
+@cached_njit(forceinline=True)
+def write_multiple(out, weight, given):  # type: ignore[no-untyped-def]
+    """out <- weight given; its square."""
+    total = out.dtype.type(0)
+    for j in range(out.size):
+        d = weight * given[j]
+        out[j] = d
+        total += d * d
+    return total
+
+
+@cached_njit(forceinline=True)
+def add_factor(u, s, square, p, q, full, accepted):  # type: ignore[no-untyped-def]
+    """Write the factor u of a step s, s . s = square, and apply it; the square of what comes out.
+
+    p, full: -H g at the end of the step and at its start, H without the new factor. full receives
+    that at the end where the step is accepted, else at its start, H with the new factor.
+    """
+    kind, base = u.dtype.type, p if accepted else full
+    inner, along, size = kind(0), kind(0), kind(0)
+    for j in range(u.size):
+        d = full[j] - p[j]
+        q[j] = d
+        inner += s[j] * d
+        along += s[j] * base[j]
+    weight = factor_weight(square, inner)
+    along *= weight
+    for j in range(u.size):
+        d = s[j] - q[j]
+        u[j] = weight * d
+        x = base[j] + along * d
+        full[j] = x
+        size += x * x
+    return size
 
 
 @cached_njit()
@@ -149,13 +185,13 @@ def note_merit(scalars, k, merit, accepted):  # type: ignore[no-untyped-def]
         scalars[2 + WINDOW] = merit
 
 
-@cached_njit()
+@cached_njit(forceinline=True)
 def add_weighted(a, b, weight):  # type: ignore[no-untyped-def]
     for j in range(a.size):
         a[j] += weight * b[j]
 
 
-@cached_njit()
+@cached_njit(forceinline=True)
 def apply(u, s, count, given, out):  # type: ignore[no-untyped-def]
     """out <- the product of the first factors (I + u s^T) with a vector."""
     for j in range(out.size):
@@ -165,42 +201,52 @@ def apply(u, s, count, given, out):  # type: ignore[no-untyped-def]
 
 
 @cached_njit()
-def write_factor(u, s, q):  # type: ignore[no-untyped-def]
-    """u <- (s - q) / (s . q) with q damped towards s where the pivot is small."""
-    kind = u.dtype.type
-    square, inner = dot(s, s), dot(s, q)
+def factor_weight(square, inner):  # type: ignore[no-untyped-def]
+    """1 / (s . q) with s . s = square and s . q = inner, q damped towards s for a small pivot.
+
+    The factor is u = weight (s - q) with q as it was given.
+    """
+    kind = type(square)
     if abs(inner) > kind(LEAST_PIVOT) * square:
-        weight = kind(1) / inner
-    elif square > 0:
+        return kind(1) / inner
+    if square > 0:
         pivot = inner / square
         goal = kind(math.copysign(LEAST_PIVOT, pivot))
         theta = (kind(1) - goal) / (kind(1) - pivot)
-        weight = theta / (square * (kind(1) - theta + theta * pivot))
-    else:
-        weight = kind(0)
+        return theta / (square * (kind(1) - theta + theta * pivot))
+    return kind(0)
+
+
+@cached_njit(forceinline=True)
+def write_factor(u, s, q):  # type: ignore[no-untyped-def]
+    """u <- (s - q) / (s . q) with q damped towards s where the pivot is small."""
+    weight = factor_weight(dot(s, s), dot(s, q))
     for j in range(u.size):
         u[j] = weight * (s[j] - q[j])
 
 
 @cached_njit()
-def clipped(direction, s, merit):  # type: ignore[no-untyped-def]
-    """Factor, at most 1, that cuts a direction to |g| / sqrt(eps) and to 4 |s|."""
-    kind = direction.dtype.type
-    last = kind(MAX_LENGTHENING) * kind(MAX_LENGTHENING) * dot(s, s)
-    largest = merit / np.finfo(direction.dtype).eps
+def clipped(like, size, square, merit):  # type: ignore[no-untyped-def]
+    """Factor, at most 1, that cuts a direction to |g| / sqrt(eps) and to 4 |s|.
+
+    size, square, merit: |direction|^2, |s|^2 and |g|^2; like: of their dtype.
+    """
+    kind = like.dtype.type
+    last = kind(MAX_LENGTHENING) * kind(MAX_LENGTHENING) * square
+    largest = merit / np.finfo(like.dtype).eps
     if last > 0:
         largest = min(largest, last)
-    fraction = math.sqrt(largest / dot(direction, direction))
+    fraction = math.sqrt(largest / size)
     if fraction != fraction:  # NaN
         return kind(1)
-    return kind(min(max(fraction, np.finfo(direction.dtype).tiny), kind(1)))
+    return kind(min(max(fraction, np.finfo(like.dtype).tiny), kind(1)))
 
 
 @cached_njit()
-def half_as_long(s, direction):  # type: ignore[no-untyped-def]
-    """Step size along a direction, at most 1, that makes half the step s."""
-    kind = s.dtype.type
-    ratio = kind(0.5) * kind(math.sqrt(dot(s, s)) / math.sqrt(dot(direction, direction)))
+def half_as_long(like, square, size):  # type: ignore[no-untyped-def]
+    """Step size along a direction, at most 1, that makes half the step s; see `clipped`."""
+    kind = like.dtype.type
+    ratio = kind(0.5) * kind(math.sqrt(square) / math.sqrt(size))
     return kind(0) if ratio != ratio else min(ratio, kind(1))
 
 

@@ -20,7 +20,7 @@ def shorter_step(like, step_size, start_merit, merit):  # type: ignore[no-untype
     return kind(0) if shorter < kind(MIN_STEP_SIZE) else shorter
 
 
-@cached_njit()
+@cached_njit(forceinline=True)
 def dot(a, b):  # type: ignore[no-untyped-def]
     total = a.dtype.type(0)
     for j in range(a.size):
@@ -28,7 +28,7 @@ def dot(a, b):  # type: ignore[no-untyped-def]
     return total
 
 
-@cached_njit()
+@cached_njit(forceinline=True)
 def write_difference(out, f, z):  # type: ignore[no-untyped-def]
     """out <- f - z; its square."""
     total = out.dtype.type(0)
