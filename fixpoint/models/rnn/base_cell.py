@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import is_functorch_wrapped_tensor
 from fixpoint._validation import at_least
 from fixpoint.models._signature import ShowsAllOptions
 from fixpoint.models.ops.common.activations import ACTIVATIONS
@@ -133,10 +131,10 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             own = next(self.parameters()).dtype
             x, h0 = x.to(own), h0.to(own)
-        if _all_finite(x, h0):
-            return self._states_in_time(x, h0, last_only).to(dtype)
         x, h0, good = mask_nonfinite(x, h0)
         h = self._states_in_time(x, h0, last_only).to(dtype)
+        if good is None:
+            return h
         return torch.where((good[-1] if last_only else good).unsqueeze(-1), h, torch.nan)
 
     def _states_in_time(self, x: Tensor, h0: Tensor, last_only: bool) -> Tensor:
@@ -336,16 +334,6 @@ class GatedCell(FusedCell):
     def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
         weights = self.recurrence(len(x))._asdict()
         return gated_form(x, activation=self.nonlinearity, **weights)
-
-
-def _all_finite(x: Tensor, h0: Tensor) -> bool:
-    """Whether x and h0 are certainly finite, where that can be asked without a device sync."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.device.type != "cpu":
-        return False
-    x, h0 = x.detach(), h0.detach()
-    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(h0):
-        return False
-    return math.isfinite(x.sum().item() + h0.sum().item())
 
 
 def dtype_of_products(device: str) -> torch.dtype | None:

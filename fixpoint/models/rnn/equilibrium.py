@@ -91,11 +91,12 @@ def _manifold_trajectory(
     )
     sign = 1 - 2 * (torch.arange(1, len(x) + 1, device=x.device) % 2).to(u)[:, None, None]
     h = sign * ((sign * solution.z.view_as(u)).cumsum(0) + h0)
+    shape = x.shape[:2]
     return mask_trajectory(
         h,
         good,
-        solution.iterations.view(good.shape),
-        None if solution.residual is None else solution.residual.view(good.shape),
-        solution.result.view(good.shape),
+        solution.iterations.view(shape),
+        None if solution.residual is None else solution.residual.view(shape),
+        solution.result.view(shape),
         solution.evaluations,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fixpoint._torch import is_functorch_wrapped_tensor
 from fixpoint.backward import Unrolled
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.maps import EquilibriumMap
@@ -86,15 +88,16 @@ def scan(
 
 def mask_trajectory(
     output: Tensor,
-    good: Tensor,
+    good: Tensor | None,
     iterations: Tensor,
     residual: Tensor | None,
     result: Tensor,
     evaluations: int,
 ) -> Trajectory:
     """NaN and NONFINITE where a state is not good, (T, B); see `mask_nonfinite`."""
-    output = torch.where(good.unsqueeze(2), output, torch.nan)
-    result = torch.where(good, result, int(Result.NONFINITE)).to(torch.int8)
+    if good is not None:
+        output = torch.where(good.unsqueeze(2), output, torch.nan)
+        result = torch.where(good, result, int(Result.NONFINITE)).to(torch.int8)
     return Trajectory(output, output[-1], iterations, residual, result, evaluations)
 
 
@@ -114,14 +117,27 @@ def solve_steps(
         yield solution
 
 
-def mask_nonfinite(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def mask_nonfinite(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """x and h0 without the samples that are not finite, and which states are good, (T, B).
 
-    A state is good where its sample has had no NaN or inf, in h0 or x, up to that step.
+    A state is good where its sample has had no NaN or inf, in h0 or x, up to that step. None in
+    place of them: all certainly are.
     """
+    if _all_finite(x, h0):
+        return x, h0, None
     start = h0.isfinite().all(1)
     good = (~x.isfinite().all(2)).cumsum(0).eq(0) & start
     return torch.where(good.unsqueeze(2), x, 0.0), torch.where(start.unsqueeze(1), h0, 0.0), good
+
+
+def _all_finite(x: Tensor, h0: Tensor) -> bool:
+    """Whether x and h0 are certainly finite, where that can be asked without a device sync."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.device.type != "cpu":
+        return False
+    x, h0 = x.detach(), h0.detach()
+    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(h0):
+        return False
+    return math.isfinite(x.sum().item() + h0.sum().item())
 
 
 def check_compatible(cell: EquilibriumMap, fixed_point: FixedPoint) -> None:

@@ -126,12 +126,18 @@ class _EquilibriumScan(Function):
                 ),
             )
         needed = Inputs._make(ctx.needs_input_grad[1:])
-        gradients = _gradients(Inputs._make(tensors), S, C, result, grad, method)
+        gradients = _gradients(Inputs._make(tensors), S, C, result, grad, method, needed)
         return (None, *only_needed(gradients, needed))
 
 
 def _gradients(
-    inputs: Inputs, S: Tensor, C: Tensor, result: Tensor, grad: Tensor, method: Method
+    inputs: Inputs,
+    S: Tensor,
+    C: Tensor,
+    result: Tensor,
+    grad: Tensor,
+    method: Method,
+    needed: Inputs,
 ) -> Any:
     """Of all inputs, in chunks of time, so that the products find their factors in the cache."""
     _, _, _, U, V, _ = inputs
@@ -141,7 +147,7 @@ def _gradients(
     steps, backend = op.chunk_length(T, 1, g), op.backend("equilibrium", g)
     report, iteration = new_report(T, g), iteration_of(_adjoint_solver(method), 1, g)
     D, adjoint = op.empty((steps, B, n), g), torch.empty_like(g)
-    sums = WeightGradients(inputs, S)
+    sums = WeightGradients(inputs, S, needed)
     for lo in reversed(range(0, T, steps)):
         at = slice(lo, min(lo + steps, T))
         d = D[: at.stop - lo]

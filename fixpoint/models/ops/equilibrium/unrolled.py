@@ -95,7 +95,10 @@ class _UnrolledScan(Function):
                     grad,
                 ),
             )
-        dsteps, gradients = _gradients(Inputs._make(tensors), S, counts, warm, steps, grad, method)
+        needed = Inputs._make(ctx.needs_input_grad[2:])
+        dsteps, gradients = _gradients(
+            Inputs._make(tensors), S, counts, warm, steps, grad, method, needed
+        )
         found = [dsteps, *gradients]
         return (None, *only_needed(found, ctx.needs_input_grad[1:]))
 
@@ -108,7 +111,8 @@ def _gradients(
     steps: Tensor,
     grad: Tensor,
     method: Method,
-) -> tuple[Tensor, Inputs]:
+    needed: Inputs,
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Of the steps and of all inputs, in chunks of time."""
     x, W, bias, U, V, _ = inputs
     x, V = x.contiguous(), V.contiguous()
@@ -120,7 +124,7 @@ def _gradients(
     adjoint = iteration_of(solver, 1, g)
     for v, value in zip(report, (0, 0.0, Result.CONVERGED.value), strict=True):
         v.fill_(value)
-    D, sums, dsteps = op.empty((length, B, n), g), WeightGradients(inputs, S), []
+    D, sums, dsteps = op.empty((length, B, n), g), WeightGradients(inputs, S, needed), []
     for lo in reversed(range(0, T, length)):
         at = slice(lo, min(lo + length, T))
         d, part = D[: at.stop - lo], Report(*(v[at] for v in report))

@@ -11,12 +11,13 @@ from fixpoint.models.ops.equilibrium.arguments import Inputs
 class WeightGradients:
     """Sums over time of the gradients of V h_{t-1} + W x_t + bias with respect to its weights.
 
-    dU, (n, n), is left to the caller.
+    dU, (n, n), is left to the caller. needed: an `Inputs` of bool; that of x may be left out.
     """
 
-    def __init__(self, inputs: Inputs, S: Tensor) -> None:
+    def __init__(self, inputs: Inputs, S: Tensor, needed: Inputs) -> None:
         self.x, self.W, self.S = inputs.x.contiguous(), inputs.W, S
-        self.dx, self.dWt = torch.empty_like(self.x), torch.zeros_like(inputs.W.t())
+        self.dx = torch.empty_like(self.x) if needed.x else None
+        self.dWt = torch.zeros_like(inputs.W.t())
         self.dV = torch.zeros_like(inputs.V)
         self.dU, self.dbias = torch.zeros_like(self.dV), inputs.V.new_zeros(len(inputs.V))
 
@@ -26,7 +27,9 @@ class WeightGradients:
         self.dV.addmm_(rows.t(), self.S[at].flatten(0, 1))
         self.dWt.addmm_(inside.t(), rows)
         self.dbias += rows.sum(0)
-        torch.mm(rows, self.W, out=self.dx[at].view(inside.shape))
+        if self.dx is not None:
+            torch.mm(rows, self.W, out=self.dx[at].view(inside.shape))
 
-    def of_inputs(self, dh0: Tensor) -> Inputs:
-        return Inputs(self.dx, self.dWt.t(), self.dbias, self.dU, self.dV, dh0)
+    def of_inputs(self, dh0: Tensor) -> tuple[Tensor | None, ...]:
+        """In the order of `Inputs`."""
+        return self.dx, self.dWt.t(), self.dbias, self.dU, self.dV, dh0
