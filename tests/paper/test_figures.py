@@ -51,11 +51,7 @@ def test_it_has_labels_a_legend_and_the_size_of_a_column(name, runs, tmp_path):
     image = matplotlib.image.imread(path)
     assert image.shape[1] == pytest.approx(3.3 * 150 * columns, abs=2)
     assert image[..., :3].std() > 0.05
-
-
-@pytest.mark.parametrize("name", [*FAST, "basins"])
-def test_nothing_covers_a_title(name, runs):
-    drawn = figure(name, runs)
+    # Nothing covers a title.
     drawn.draw_without_rendering()
     for axes in drawn.get_axes():
         if axes.get_title():

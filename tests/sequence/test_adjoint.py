@@ -47,9 +47,9 @@ def test_gradcheck_and_gradgradcheck(choice, window):
             *tensors, **CHOICES[choice], window=window, max_iter=30, rtol=1e-13, atol=1e-13
         )
 
-    assert gradcheck(run, problem(3))
+    assert gradcheck(run, problem(3), fast_mode=True)
     if choice in ("leaky", "diagonal", "dense"):
-        assert gradgradcheck(run, problem(2 if window is None else 3))
+        assert gradgradcheck(run, problem(2 if window is None else 3), fast_mode=True)
 
 
 @pytest.mark.parametrize("jacobian", ["zero", "diagonal", "dense"])
@@ -60,8 +60,8 @@ def test_gradcheck_and_gradgradcheck_of_joint_equilibria(jacobian):
 
         return solve_equilibrium_sequence(phi, x, h0, jacobian=jacobian, rtol=1e-13, atol=1e-13).z
 
-    assert gradcheck(run, problem(4))
-    assert gradgradcheck(run, problem(2))
+    assert gradcheck(run, problem(4), fast_mode=True)
+    assert gradgradcheck(run, problem(2), fast_mode=True)
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])

@@ -1,6 +1,6 @@
 """The Triton kernels of an equilibrium through time, run by Triton's interpreter on the CPU.
 
-`test_equilibrium_triton.py` runs this file with TRITON_INTERPRET=1, set before the import. Each
+`test_interpreted.py` runs this file with TRITON_INTERPRET=1, set before the import. Each
 case is compared with the kernels compiled by numba, and with the loop over generic solves.
 """
 

@@ -1,12 +1,10 @@
-"""The Triton kernels of an equilibrium: interpreted, compiled without a GPU, and on a GPU."""
+"""The Triton kernels of an equilibrium: compiled without a GPU, and on a GPU."""
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
-from support.interpreted import assert_passes_interpreted
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fixpoint import Anderson, Broyden, Implicit, Picard
@@ -22,11 +20,6 @@ from support.compiled import compile_for  # noqa: E402
 from fixpoint.models.ops.equilibrium import triton as kernels  # noqa: E402
 
 CUDA = torch.device("cuda")
-
-
-def test_interpreted():
-    pytest.importorskip("numba", reason="compares with the kernels of numba")
-    assert_passes_interpreted(Path(__file__).with_name("interpreted_equilibrium.py"))
 
 
 def compiled(name, B, memory, capability):

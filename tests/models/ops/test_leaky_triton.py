@@ -1,15 +1,13 @@
-"""The Triton kernels: interpreted on the CPU, compiled without a GPU, and on a GPU where one is."""
+"""The Triton kernels: compiled without a GPU, and on a GPU where one is."""
 
 import functools
 import importlib.util
 import re
 import subprocess
 import types
-from pathlib import Path
 
 import pytest
 import torch
-from support.interpreted import assert_passes_interpreted
 from support.recurrences import leaky_problem as problem
 from support.recurrences import outcome
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -35,10 +33,6 @@ POINTERS = {
     "_backward": "G A g S C D V",
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def test_interpreted():
-    assert_passes_interpreted(Path(__file__).with_name("interpreted_triton.py"))
 
 
 @pytest.fixture(autouse=True)

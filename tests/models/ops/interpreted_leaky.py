@@ -1,6 +1,6 @@
 """The Triton kernels on the CPU, run by Triton's interpreter, against the plain loop.
 
-`test_leaky_triton.py` runs this file in a process of its own.
+`test_interpreted.py` runs this file in a process of its own.
 """
 
 import pytest

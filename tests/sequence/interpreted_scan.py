@@ -1,4 +1,4 @@
-"""The Triton scan run by the interpreter; started by `test_triton.py` in a process of its own."""
+"""The Triton scan by the interpreter; `test_interpreted.py` runs this in a process of its own."""
 
 import pytest
 import torch
