@@ -30,12 +30,16 @@ COMPILED = ("ernn", "fastrnn", "fastgrnn", "ugrnn", "spectralrnn")
 WIDE = 150
 """Columns of a terminal that hold the name of a run, its bar and its result."""
 
+NARROW = 70
+"""Columns that hold the result and a name that can be read."""
+
 
 class RunProgress:
     """Epochs done, loss, score, and time left, of several runs at once.
 
     Args:
-        console: bars if it is a terminal, else lines, which a log file can hold.
+        console: bars if it is a terminal that has room for them, else lines, which a log file can
+            hold.
         runs: all that will be run, for the estimate of the time left.
     """
 
@@ -44,7 +48,8 @@ class RunProgress:
         self.total = {run: _epochs(run) for run in runs}
         self.done = dict.fromkeys(runs, 0)
         self.start = time.monotonic()
-        self.bars = _bars(console) if console.is_terminal else None
+        fits = console.is_terminal and console.width >= NARROW
+        self.bars = _bars(console) if fits else None
         self.tasks = {run: self._bar(self.bars, run) for run in runs if self.bars}
 
     def __enter__(self) -> RunProgress:

@@ -62,8 +62,9 @@ def test_the_models_that_compile_are_those_with_a_fused_path(model):
 def test_no_number_is_cut_on_a_narrow_terminal():
     recipe, text = Recipe().changed(dataset="a-long-name-of-a-data-set"), io.StringIO()
     epoch = Epoch(1, 1.0984, 1.0, 33.33, None, 1.0, 0.01, None, None, None, None, None)
-    for width in (80, 100, 200):
+    for width in (40, 80, 100, 200):
         with RunProgress(Console(file=text, force_terminal=True, width=width), [recipe]) as shown:
             shown.advance(recipe, epoch)
+        assert "…" not in text.getvalue()
         assert "loss 1.098, test 33.3 %" in text.getvalue()
         text.truncate(0)
