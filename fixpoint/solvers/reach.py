@@ -1,7 +1,8 @@
 """How far a state may run before its residual must have fallen: no solution is found at infinity.
 
 A state that runs away, where z = phi(z) has no solution say, makes a residual that falls beside
-its own size. Beyond its reach a state is judged by the size of the start as well.
+its own size. A state that has grown is judged by its largest residual as well, and beyond its reach
+by the size of the start.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from fixpoint.solvers.residual import ResidualNorm, Residuals, any_leaf
 
-MAX_GROWTH = 30.0
-"""How many times the size of its start and largest residual a state may grow before its residual
-must have fallen as well."""
+GROWN = 3.0
+"""From so many times the size of its start plus the largest residual on, the residual of a state
+must have fallen below the largest by the factor of its further growth."""
+MAX_GROWTH = 100.0
+"""How many times that size a state may grow before its residual must have fallen to `MIN_FALL`."""
 MIN_FALL = 1e-3
 """What a residual has to fall to, in units of the size of the start plus the largest residual."""
 
@@ -31,14 +34,14 @@ class Reach:
         z: the start, (B, D).
         measured: of the start.
         least_size: a lower bound of all samples' |phi(z)| there. No tensor is made while no
-            state is larger than the bound of all reaches that follows from it.
+            state has grown beyond what follows from it.
     """
 
     def __init__(
         self, norm: ResidualNorm, z: Tensor, measured: Residuals, least_size: float
     ) -> None:
         self._norm, self._z, self._first = norm, z.detach(), measured
-        self._least = MAX_GROWTH * least_size  # a lower bound of all values
+        self._least = GROWN * least_size  # up to this size no sample has grown
         self._bounded = False  # whether it is their minimum
 
     @cached_property
@@ -54,38 +57,46 @@ class Reach:
         return torch.where(reach > 0, reach, torch.inf) if reach.dim() == 2 else reach
 
     def covers(self, measured: Residuals, largest_size: float) -> bool:
-        """Whether no sample is beyond; the host reads values where its bound does not tell."""
+        """Whether no sample has grown; the host reads values where its bound does not tell."""
         if largest_size > self._least and not self._bounded:
-            self._least, self._bounded = float(self.values.min()), True
-        return largest_size <= self._least or not bool(self.exceeded(measured).any())
+            self._least, self._bounded = float(self.values.min()) * GROWN / MAX_GROWTH, True
+        return largest_size <= self._least or not bool(any_leaf(self._grown(measured)).any())
 
     def exceeded(self, measured: Residuals) -> Tensor:
         """Samples that are beyond, (B,)."""
         return any_leaf(measured.size > self.values)
 
     def limit(self, measured: Residuals, r: Tensor) -> Tensor:
-        """r, (B,); above 1 where a state beyond its reach has a residual that did not fall.
+        """r, (B,); above 1 where a state has grown and its residual did not fall.
 
-        A residual counts as no less than the rounding of its state, 8 eps times its size, and has
-        fallen at `MIN_FALL` of the size of the start and the largest residual.
+        Beyond the reach a residual counts as no less than the rounding of its state, 8 eps times
+        its size, and has fallen at `MIN_FALL` of the size of the start and the largest residual.
         """
         moves = measured.residual >= MIN_FALL * measured.size  # False for NaN
         further = torch.maximum(self.values, MAX_GROWTH * (self.start_size + measured.residual))
-        self.values = torch.where((measured.size > self.values) & moves, further, self.values)
+        self.values = torch.where(self._grown(measured) & moves, further, self.values)
         self._bounded = False
+        scale = self.values / MAX_GROWTH
+        least = (scale - self.start_size) * (GROWN * scale / measured.size)
         residual = torch.maximum(measured.residual, self._rounding(measured))
-        scale = MIN_FALL / MAX_GROWTH * self.values
+        exceeded = measured.size > self.values
+        least = torch.where(exceeded, MIN_FALL * scale, least)
+        residual = torch.where(exceeded, residual, measured.residual)
         if self._norm.atol is not None:
-            scale = scale + self._norm.atol
-        beyond = torch.where(measured.size > self.values, residual / scale, 0.0)
-        beyond = beyond if beyond.dim() == 1 else beyond.amax(1)
-        return torch.where(r <= 1, torch.maximum(r, beyond), r)
+            least = least + self._norm.atol
+        limited = torch.where(self._grown(measured), residual / least, 0.0)
+        limited = limited if limited.dim() == 1 else limited.amax(1)
+        return torch.where(r <= 1, torch.maximum(r, limited), r)
+
+    def _grown(self, measured: Residuals) -> Tensor:
+        """Where a state is above `GROWN` times the size of its start plus largest residual."""
+        return measured.size > self.values * (GROWN / MAX_GROWTH)
 
     def run_away(self, measured: Residuals) -> Tensor:
         """Samples that have grown while their residual has not fallen, (B,)."""
         scale = self.values / MAX_GROWTH  # start_size + the largest residual
         residual = measured.residual + self._rounding(measured)
-        return any_leaf((measured.size > 3 * scale) & (residual >= scale - self.start_size))
+        return any_leaf(self._grown(measured) & (residual >= scale - self.start_size))
 
     def _rounding(self, measured: Residuals) -> Tensor:
         return 8 * self._norm.eps * measured.size

@@ -28,6 +28,15 @@ RUNAWAYS = {
 }
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("c", [0.01, 0.3])
+def test_growth_alone_does_not_converge(name, c):
+    """|phi(z) - z| = c at every z: within 1e-3 of |z| it is still that of the start."""
+    solver = make_solver(name, max_iter=200, rtol=1e-3, atol=0.0)
+    solution = solve(lambda z: z + c, torch.full((2, 3), 200 * c, dtype=torch.float64), solver)
+    assert not solution.converged.any()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("problem", RUNAWAYS)

@@ -12,12 +12,13 @@ from fixpoint.models.ops.equilibrium.arguments import STALL as _STALL
 from fixpoint.solution import Result, Stall
 from fixpoint.solvers.monitor import FLOOR_CHECK as _FLOOR_CHECK
 from fixpoint.solvers.monitor import FLOOR_CHECKS as _FLOOR_CHECKS
+from fixpoint.solvers.reach import GROWN as _GROWN
 from fixpoint.solvers.reach import MAX_GROWTH as _MAX_GROWTH
 from fixpoint.solvers.reach import MIN_FALL as _MIN_FALL
 from fixpoint.solvers.status import MIN_UPDATES as _MIN_UPDATES
 
 FLOOR_CHECK, FLOOR_CHECKS, MIN_UPDATES = _FLOOR_CHECK, _FLOOR_CHECKS, _MIN_UPDATES
-MAX_GROWTH, MIN_FALL = _MAX_GROWTH, _MIN_FALL
+GROWN, MAX_GROWTH, MIN_FALL = _GROWN, _MAX_GROWTH, _MIN_FALL
 CONVERGED, MAX_ITER = int(Result.CONVERGED), int(Result.MAX_ITER)
 STALLED, NONFINITE = int(Result.STALLED), int(Result.NONFINITE)
 NO_PROGRESS, STEP_REFUSED = int(Stall.NO_PROGRESS), int(Stall.STEP_REFUSED)
@@ -56,12 +57,16 @@ def observe(history, i, k, measured, z, p, atol, eps, max_iter, backtracks, rest
         begin_row(history[i], z[p], residual, size)
     row = history[i]
     runaway = False
-    if size > row[REACH]:
+    if size > row[REACH] * (GROWN / MAX_GROWTH):
         if residual >= MIN_FALL * size:
             row[REACH] = max(row[REACH], MAX_GROWTH * (row[START_SIZE] + residual))
-        if size > row[REACH] and r <= 1:
-            scale = MIN_FALL / MAX_GROWTH * row[REACH] + atol
-            limited = max(residual, 8 * eps * size) / scale
+        scale = row[REACH] / MAX_GROWTH
+        if size > row[REACH] * (GROWN / MAX_GROWTH) and r <= 1:
+            if size > row[REACH]:
+                limited = max(residual, 8 * eps * size) / (MIN_FALL * scale + atol)
+            else:
+                largest = scale - row[START_SIZE]
+                limited = residual / (largest * (GROWN * scale / size) + atol)
             runaway, r = limited > r, max(r, limited)
     finite = r < np.inf
     if finite and r <= 1:
@@ -108,7 +113,7 @@ def at_floor(row, k, residual, size, eps):  # type: ignore[no-untyped-def]
 def end_of_budget(row, k, residual, size, eps, runaway):  # type: ignore[no-untyped-def]
     """The code of a row that is above its tolerance after all updates."""
     scale = row[REACH] / MAX_GROWTH
-    grown = size > 3 * scale and residual + 8 * eps * size >= scale - row[START_SIZE]
+    grown = size > GROWN * scale and residual + 8 * eps * size >= scale - row[START_SIZE]
     if runaway or (grown and k >= MIN_UPDATES):
         return STALLED + STALL * RUNAWAY
     if k >= MIN_UPDATES and row[BEST_UPDATE] <= k // 2:
