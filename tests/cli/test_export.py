@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -16,14 +17,15 @@ def run(*arguments):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Folders of trained runs by model."""
+    """Folders of trained runs by model; those that are refused have few windows."""
     out = tmp_path_factory.mktemp("runs")
+    few = {"dataset": str(out / "few.npz"), "hidden": 4, "epochs": 1}
+    x = np.random.default_rng(0).normal(size=(40, 6, 2)).astype(np.float32)
+    np.savez(few["dataset"], x=x, y=np.arange(40) % 2)
     recipes = {
         "ernn": Recipe().changed(hidden=6, rank=2, epochs=1),
-        "gru": Recipe().changed(model="gru", hidden=4, epochs=1),
-        "anderson": Recipe().changed(
-            solver="anderson", hidden=4, epochs=1, max_iter=2, backward="unrolled"
-        ),
+        "gru": Recipe().changed(model="gru", **few),
+        "anderson": Recipe().changed(solver="anderson", max_iter=2, backward="unrolled", **few),
     }
     for recipe in recipes.values():
         train_recipe(recipe, out, lambda epoch: None)

@@ -12,7 +12,7 @@ from fixpoint import SOLVERS, Result, make_solver, solve
 NAMES = list(SOLVERS)
 OWN = {"inexact-newton": {"eta": 1.0, "learn": False, "rtol": 1e-5, "atol": 1e-6}}
 QUICK = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 ANY_FLOAT = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

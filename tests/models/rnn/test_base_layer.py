@@ -66,12 +66,20 @@ def make(request):
     return build
 
 
-@pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("shape", [(5, 2), (1, 2), (5, 1), (1, 1), (5,), (1,), (5, 0)])
+@pytest.mark.parametrize(("num_layers", "bidirectional"), [(1, False), (2, True)])
 def test_shapes_are_those_of_torch(make, num_layers, bidirectional, batch_first, shape):
     """(T, B) or (T,) is the shape."""
+    assert_shapes_of_torch(make, num_layers, bidirectional, batch_first, shape)
+
+
+@pytest.mark.parametrize(("num_layers", "bidirectional"), [(2, False), (1, True)])
+def test_shapes_of_layers_or_directions(make, num_layers, bidirectional):
+    assert_shapes_of_torch(make, num_layers, bidirectional, True, (5, 2))
+
+
+def assert_shapes_of_torch(make, num_layers, bidirectional, batch_first, shape):
     options = {"batch_first": batch_first, "bidirectional": bidirectional}
     ours = make(num_layers, **options)
     theirs = nn.RNN(3, 4, num_layers, **options).double()

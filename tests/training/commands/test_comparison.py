@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -178,11 +179,16 @@ def test_stopping_keeps_what_is_finished(tmp_path):
 
 
 def test_models_beside_each_other_and_pairs_that_make_no_sense_left_out(tmp_path):
-    """Jordan with Picard forgets the past."""
+    """On a user's own file; Jordan with Picard forgets the past."""
+    y = np.arange(40) % 2
+    x = np.random.default_rng(0).normal(size=(40, 6, 2)) + y[:, None, None]
+    np.savez(tmp_path / "mine.npz", x=(100 * x).astype(np.int16), y=y)
     arguments = ["--models", "ernn,gru", "--solvers", "inexact-newton,picard", "--cell", "jordan"]
     arguments += ["--backward", "unrolled", "--set", "clip=1.0"]
+    arguments += ["--dataset", str(tmp_path / "mine.npz")]
     result = invoke(*arguments, "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
+    assert "Dataset(mine: 32 train + 8 test windows of 6 steps x 2 channels" in result.stdout
     assert "Left out: JordanMap sees" in " ".join(result.stdout.split())
     records = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
     assert [r["label"] for r in records] == ["ERNN K=1 (inexact Newton, Jordan)", "GRU"]

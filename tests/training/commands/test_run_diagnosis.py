@@ -318,11 +318,11 @@ def test_a_relative_path_is_found_from_another_folder(tmp_path, own, monkeypatch
     assert invoke(run).exit_code == 0
 
 
-def test_formats_and_captions(ernn, tmp_path):
-    result = invoke(ernn, "--format", "pdf,svg", "--out", tmp_path, "--windows", "9")
+def test_formats_and_captions(lstm, tmp_path):
+    result = invoke(lstm, "--format", "pdf,svg", "--out", tmp_path, "--windows", "9")
     assert result.exit_code == 0, result.output
     assert {path.suffix for path in tmp_path.iterdir()} == {".pdf", ".svg", ".txt"}
-    assert "distance of the states" in (tmp_path / "condition.txt").read_text()
+    assert "gradient" in (tmp_path / "gradients.txt").read_text()
     assert_one_line(
-        invoke(ernn, "--format", "png,eps"), "unknown format 'eps': expected one of png"
+        invoke(lstm, "--format", "png,eps"), "unknown format 'eps': expected one of png"
     )

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
@@ -281,20 +282,27 @@ def test_precision(tmp_path, precision):
 
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+IN_PARTS = ["train", "--precision", "64-true", "--set", "label_smoothing=0.1"]
+IN_PARTS += ["--batch-size", "125", "--hidden", "4", "--epochs", "2"]
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """Folder of the run in one process."""
+    out = tmp_path_factory.mktemp("one")
+    result = CliRunner().invoke(app, [*IN_PARTS, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return out
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 @pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["alone", "torchrun"])
-def test_two_processes_equal_one(tmp_path, launcher):
+def test_two_processes_equal_one(tmp_path, launcher, one_process):
     """756 windows in batches of 125: the last batch has 6, three a process, then an odd one."""
-    options = ["--precision", "64-true", "--set", "label_smoothing=0.1", "--batch-size", "125"]
-    options += ["--hidden", "4", "--epochs", "2"]
-    one = CliRunner().invoke(app, ["train", *options, "--out", str(tmp_path / "1")])
-    assert one.exit_code == 0, one.output
-    command = [sys.executable, *launcher, "-m", "fixpoint", "train", *options]
+    command = [sys.executable, *launcher, "-m", "fixpoint", *IN_PARTS]
     two = subprocess.run(
-        [*command, "--devices", "2", "--out", str(tmp_path / "2")],
+        [*command, "--devices", "2", "--out", str(tmp_path)],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -303,9 +311,9 @@ def test_two_processes_equal_one(tmp_path, launcher):
     assert two.returncode == 0, two.stderr
     assert "terminate called" not in two.stderr
     weights = []
-    for devices in ("1", "2"):
-        assert len((tmp_path / devices / "runs.jsonl").read_text().splitlines()) == 1
-        (path,) = (tmp_path / devices).glob("*/epoch-0002/model.safetensors")
+    for out in (one_process, tmp_path):
+        assert len((out / "runs.jsonl").read_text().splitlines()) == 1
+        (path,) = out.glob("*/epoch-0002/model.safetensors")
         weights.append(load_file(path))
     for name, value in weights[0].items():
         assert torch.allclose(value, weights[1][name], rtol=1e-9, atol=1e-12)
@@ -397,8 +405,16 @@ def plugin(tmp_path):
             registry.pop(name, None)
 
 
-def test_a_plugin_registers_solver_cell_and_model(tmp_path, plugin):
-    out = ["--plugin", str(plugin), "--out", str(tmp_path / "out")]
+@pytest.fixture
+def few(tmp_path):
+    """Options for few and short windows of a user."""
+    x = np.random.default_rng(0).normal(size=(40, 6, 2)).astype(np.float32)
+    np.savez(tmp_path / "few.npz", x=x, y=np.arange(40) % 2)
+    return ["--dataset", str(tmp_path / "few.npz"), "--set", "rotate=0"]
+
+
+def test_a_plugin_registers_solver_cell_and_model(tmp_path, plugin, few):
+    out = [*few, "--plugin", str(plugin), "--out", str(tmp_path / "out")]
     result = invoke("--solver", "halved", "--cell", "mine", *out)
     assert result.exit_code == 0, result.output
     assert "ERNN (halved, mine)" in " ".join(result.stdout.split())
@@ -416,8 +432,9 @@ def test_a_plugin_registers_solver_cell_and_model(tmp_path, plugin):
     assert len(keys) == 2
 
 
-def test_classes_by_their_place(tmp_path):
+def test_classes_by_their_place(tmp_path, few):
     result = invoke(
+        *few,
         *("--solver", "fixpoint.solvers:Picard", "--cell", "fixpoint.models:SelfFeedbackMap"),
         *("--out", str(tmp_path)),
     )
