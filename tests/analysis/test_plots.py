@@ -123,6 +123,8 @@ def test_a_profile_is_refused_with_the_function_for_it():
         plots.contraction_figure(given)
     with pytest.raises(TypeError, match=r"use plot_profile\(profile\)"):
         plots.plot_contraction(given, given, given, 0)
+    with pytest.raises(TypeError, match=r"use plot_profile\(profile\)"):
+        plots.plot_contraction(given)
     with pytest.raises(TypeError, match="contraction_profile is for an ERNN; got LSTM"):
         contraction_profile(torch.nn.LSTM(9, 4), torch.randn(6, 2, 9))
 

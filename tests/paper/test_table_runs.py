@@ -108,7 +108,7 @@ def test_the_recipe_of_the_papers_protocol():
         assert paper.training.halve_choices == load_recipe("har2-lstm").training.halve_choices
         assert (paper.training.rotate, paper.data.normalize) == (0, "column")
         assert paper.model == ours.model
-    assert paper_recipe("dsa19-ernn") == load_recipe("dsa19-ernn")
+    assert paper_recipe("ptb-ernn") == load_recipe("ptb-ernn")
 
 
 @pytest.mark.parametrize(

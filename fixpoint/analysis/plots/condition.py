@@ -47,7 +47,9 @@ Profiles = dict[str, Any] | list[dict[str, Any]]
 """A `ContractionProfile` as lists, see `fixpoint.training.run_experiment`; or one for each seed."""
 
 
-def plot_contraction(axes: Axes, before: Profiles, after: Profiles, k: int) -> None:
+def plot_contraction(
+    axes: Axes, before: Profiles | None = None, after: Profiles | None = None, k: int = 0
+) -> None:
     """||I + eta f'(h)||_2 of update k over time: median of all windows and seeds, and their range.
 
     Args:
@@ -56,9 +58,9 @@ def plot_contraction(axes: Axes, before: Profiles, after: Profiles, k: int) -> N
         k: index of the update.
 
     Raises:
-        TypeError: `axes` is a profile.
+        TypeError: `axes` is a profile, or a profile is missing.
     """
-    if isinstance(axes, ContractionProfile):
+    if isinstance(axes, ContractionProfile) or before is None or after is None:
         raise TypeError("plot_contraction takes axes and two profiles: use plot_profile(profile)")
     for profile, color, name in (
         (before, BEFORE, "before training"),

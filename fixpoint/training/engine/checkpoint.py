@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,9 @@ class Checkpoint:
         path = self.epochs[-1]
         try:
             weights = load((path / WEIGHTS).read_bytes())
-            saved = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a file that torch did not write
+                saved = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, EOFError, ValueError, *_FOREIGN):
             raise _unusable(path, "a file in it is missing, truncated or damaged") from None
         try:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -157,6 +158,15 @@ def test_a_damaged_checkpoint_is_named(tmp_path, tiny, file):
     with pytest.raises(ValueError, match="epoch-0001 cannot be used .*: remove it") as caught:
         train(tmp_path, tiny, recipe)
     assert "weights_only" not in str(caught.value)
+
+
+def test_a_checkpoint_that_another_program_wrote_is_named_in_one_line(tmp_path, tiny, recwarn):
+    recipe = Recipe().changed(**SMALL)
+    train(tmp_path, tiny, recipe, epochs=1)
+    damaged(tmp_path / "epoch-0001" / "training.pt", lambda _: pickle.dumps(recipe, protocol=4))
+    with pytest.raises(ValueError, match="epoch-0001 cannot be used .*: remove it"):
+        train(tmp_path, tiny, recipe)
+    assert [str(w.message) for w in recwarn if "Unpickler" in str(w.message)] == []
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, tiny):
