@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fixpoint._torch import is_exporting, outside_graph
-from fixpoint.backward import Implicit
+from fixpoint.backward import Backward, Implicit
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.maps import EquilibriumMap, ManifoldMap
 from fixpoint.models.ops.common.activations import ACTIVATIONS
@@ -25,7 +25,8 @@ def why_not_fused(phi: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
         exact = fixed_point.solver.has_tolerance and isinstance(fixed_point.backward, Implicit)
         return None if exact else "ManifoldMap is solved for all time steps at once with Implicit()"
     device = next(phi.parameters()).device
-    if reason := unsupported_method(fixed_point.solver, fixed_point.backward, device):
+    backward = _backward_here(fixed_point, device)
+    if reason := unsupported_method(fixed_point.solver, backward, device):
         return reason
     n = phi.hidden_size
     if device.type == "cuda" and n > MAX_SIZE_ON_CUDA:
@@ -64,7 +65,8 @@ def _fused_trajectory(
         inputs = Inputs(x, W, b, U, V, h0)
         if reason := unsupported(activation=phi.nonlinearity, **inputs._asdict()):
             return reason, None
-        method = Method(phi.nonlinearity, fixed_point.solver, fixed_point.backward)  # type: ignore[arg-type]
+        backward = _backward_here(fixed_point, x.device)
+        method = Method(phi.nonlinearity, fixed_point.solver, backward)  # type: ignore[arg-type]
         if reason := too_many_units(method, inputs):
             return reason, None
         output, end = equilibrium_scan(inputs, method)
@@ -72,6 +74,14 @@ def _fused_trajectory(
     solution = as_solution(output, end, linearizations=linearizations)
     fixed_point.non_convergence.check(solution)
     return None, mask_trajectory(output, good, *end[:3], solution.evaluations)
+
+
+def _backward_here(fixed_point: FixedPoint, device: torch.device) -> Backward:
+    """Implicit() in place of a backward that is not fused where no gradient can be asked for."""
+    solver, backward = fixed_point.solver, fixed_point.backward
+    if torch.is_grad_enabled() or unsupported_method(solver, backward, device) is None:
+        return backward
+    return Implicit()
 
 
 def _is_manifold(phi: EquilibriumMap) -> bool:

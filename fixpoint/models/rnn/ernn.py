@@ -32,7 +32,8 @@ class ERNNCell(LeakyCell):
     applies to this solver, unrolled whole, with the Jordan cell, or with any cell for K = 1; and
     to the self-feedback, identity-feedback and linear cells, where numba is installed: solved to a
     tolerance by `Picard`, `InexactNewton`, `Anderson`, `Broyden` or `Newton` with `Implicit`, and
-    in any updates of `Picard` or `InexactNewton` with `Unrolled()`.
+    in any updates of `Picard` or `InexactNewton` with `Unrolled()`. Under torch.no_grad, solves by
+    these to a tolerance are fused with any backward.
 
     Args:
         input_size: features d of x_t.

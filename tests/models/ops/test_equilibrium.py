@@ -27,6 +27,7 @@ from fixpoint.models.ops.common import dispatch
 from fixpoint.models.ops.equilibrium.arguments import Inputs, Method
 from fixpoint.models.ops.equilibrium.autograd import equilibrium_scan
 from fixpoint.models.ops.equilibrium.reference import equilibrium_reference
+from fixpoint.models.rnn import ernn
 from fixpoint.models.rnn.ernn import ERNNCell
 from fixpoint.solution import Stall
 
@@ -449,6 +450,24 @@ def test_a_layer_takes_it_and_says_why_not():
         with pytest.raises(ValueError, match=f'"fused" does not apply.*{reason}'):
             ERNN(3, 7, **given, implementation="fused")
         assert ERNN(3, 7, **given)(torch.randn(2, 1, 3))[0].shape == (2, 1, 7)
+
+
+@pytest.mark.parametrize("backward", [Unrolled(), Unrolled(last=2), Phantom()], ids=repr)
+@pytest.mark.parametrize("solver", ["Anderson", "Broyden"])
+def test_any_backward_is_fused_where_no_gradient_is_asked_for(solver, backward, monkeypatch):
+    _, reference = pair(MAPS["tanh"], SOLVERS[solver](rtol=1e-6, atol=1e-9))
+    layer = ERNNCell(3, 7, cell=reference.cell, solver=reference.fixed_point.solver,
+                     backward=backward)  # fmt: skip
+    x, h0 = sample(6, 41, 3), sample(41, 7, seed=1)
+    assert "Implicit" in layer.no_fused_path() or "unrolls" in layer.no_fused_path()
+    with torch.no_grad():
+        expected = reference.trajectory(x, h0)
+        monkeypatch.setattr(ernn, "scan", None)
+        got = layer.trajectory(x, h0)
+    assert torch.equal(got.iterations, expected.iterations)
+    torch.testing.assert_close(got.output, expected.output, rtol=1e-12, atol=1e-12)
+    with pytest.raises(TypeError):  # the loop, with a gradient
+        layer.trajectory(x, h0)
 
 
 def test_a_map_of_its_own_is_another_map():
