@@ -547,6 +547,20 @@ def test_unrolled_keeps_the_best_state_of_rows_without_an_equilibrium():
     assert_close(gradients, others, 1e-8)
 
 
+def test_unrolled_gradient_of_a_wide_U_in_parts():
+    """A product of its columns with all rows would be spread over threads."""
+    torch.manual_seed(0)
+    cell = SelfFeedbackMap(3, 150, bound=0.7).double()
+    layers = [
+        ERNNCell(3, 150, cell=cell, solver=Picard(rtol=1e-4), backward=Unrolled(),
+                 implementation=implementation)
+        for implementation in ("fused", "reference")
+    ]  # fmt: skip
+    x, h0 = sample(2, 41, 3), sample(41, 150, seed=1)
+    (_, gradients), (_, others) = (outcome(layer, x, h0) for layer in layers)
+    assert_close(gradients, others, 1e-11)
+
+
 ON_TWO_THREADS = """
 import torch
 from fixpoint import Picard, Unrolled
