@@ -1,6 +1,7 @@
-"""Cross-validation over the training people of HAR, and whose windows are wrong.
+"""Cross-validation over the training people of HAR or DSA, and whose windows are wrong.
 
     FIXPOINT_DATA=~/data python benchmarks/folds.py har2-ernn --set training.rotate=15
+    FIXPOINT_DATA=~/data python benchmarks/folds.py dsa19-ernn --folds 4 --set training.rotate=60
 
 Trains a recipe on the training people less one fold of them after the other, and prints the
 accuracy on each fold after the last epoch, and the errors by activity and by subject. Settings are
@@ -64,20 +65,22 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     recipe = load_recipe(options.recipe).changed(**dict(map(parse_setting, options.set)))
-    data, activities = load_dataset("har2"), load_dataset("har6")
+    data = load_dataset(recipe.data.dataset)
+    activities = load_dataset("har6") if data.name == "har2" else data
     parts, named = [data], [activities]
     if not options.test:
         assert data.groups_train is not None
         groups = folds(data.groups_train, options.folds)
         parts, named = ([hold_out(d, group) for group in groups] for d in (data, activities))
     accuracies: list[float] = []
-    by_activity = torch.zeros(6, dtype=torch.long)
+    count = len(activities.classes)
+    by_activity = torch.zeros(count, dtype=torch.long)
     by_subject: dict[int, str] = {}
     for part, six in zip(parts, named, strict=True):
         errors, subjects = wrong(recipe, part), part.groups_test
         assert subjects is not None
         accuracies.append(100 * (1 - errors.double().mean().item()))
-        by_activity += six.y_test[errors].bincount(minlength=6)
+        by_activity += six.y_test[errors].bincount(minlength=count)
         for subject in subjects.unique().tolist():
             of = subjects == subject
             by_subject[subject] = f"{int(errors[of].sum())} of {int(of.sum())}"

@@ -46,10 +46,10 @@ Design = Sequence[tuple[dict[str, Any], tuple[int, ...]]]
 def _design() -> Design:
     once = {**EQUILIBRIUM, "epochs": 1}
     picard = {**once, "solver": "picard"}
-    first, two = (0,), (0, 1)
+    first, five = (0,), (0, 1, 2, 3, 4)
     return (
-        *(({**STEPS, "max_iter": K}, two) for K in (1, 2, 5)),
-        (EQUILIBRIUM, two),
+        *(({**STEPS, "max_iter": K}, five) for K in (1, 2, 5)),
+        (EQUILIBRIUM, five),
         *(({**once, "rtol": rtol}, first) for rtol in (1e-2, 1e-5)),
         *(({**picard, "rtol": rtol}, first) for rtol in TOLERANCES),
         *(({**once, "solver": solver}, first) for solver in ("broyden", "newton")),

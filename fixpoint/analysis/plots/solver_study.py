@@ -24,27 +24,31 @@ Record = dict[str, Any]
 
 TOLERANCE_COLORS = {1e-2: "sky", 1e-3: "blue", 1e-5: "indigo"}
 LINES = {"picard": "--", "anderson": "-"}
+STEP_COLORS = {"K=1": "blue", "K=2": "sky", "K=5": "indigo"}
 BACKWARD_COLORS = {"unrolled": "black", "phantom": "grey"}
 CELL_COLORS = {0.5: "blue", 0.9: "green", 0.99: "orange", 0.0: "vermilion"}
 
 
 def accuracy_figure(records: Sequence[Record]) -> Figure:
-    """Test accuracy of each epoch against training time, by model and solver (seed 0)."""
+    """Test accuracy of each epoch against training time, by model and solver: mean and range."""
     (axes,) = panels(height=2.9)
-    for record in _first_seed(records):
+    rows: dict[str, list[Record]] = {}
+    for record in records:
         run = record["run"]
         steps = run["cell"] == "jordan"
-        if not steps and (run["rtol"], run["bound"], run["backward"]) != (1e-3, 0.5, "implicit"):
-            continue
-        epochs = record["epochs"]
-        x = record["measures"]["seconds_per_epoch"] * np.arange(1, len(epochs) + 1)
-        name = f"K={run['max_iter']}" if steps else run["solver"]
-        style = style_of(f"ERNN {name}" if steps else name)
-        style |= {"label": name if steps else name.capitalize()}
-        if name == "K=5":
-            style["color"] = COLORS["black"]
-        axes.plot(x, [epoch["accuracy"] for epoch in epochs], **style)
-    axes.set(xlabel="training time (s)", ylabel="test accuracy (%)", xlim=(0, None))
+        if steps or (run["rtol"], run["bound"], run["backward"]) == (1e-3, 0.5, "implicit"):
+            rows.setdefault(f"K={run['max_iter']}" if steps else run["solver"], []).append(record)
+    for name, seeds in rows.items():
+        style = style_of(f"ERNN {name}" if name in STEP_COLORS else name)
+        style |= {"label": name if name in STEP_COLORS else name.capitalize()}
+        if name in STEP_COLORS:
+            style["color"] = COLORS[STEP_COLORS[name]]
+        y = np.array([[epoch["accuracy"] for epoch in record["epochs"]] for record in seeds])
+        seconds = np.mean([record["measures"]["seconds_per_epoch"] for record in seeds])
+        x = seconds * np.arange(1, y.shape[1] + 1)
+        axes.plot(x, y.mean(0), **style)
+        axes.fill_between(x, y.min(0), y.max(0), color=style["color"], alpha=0.15, linewidth=0)
+    axes.set(xlabel="training time (s)", ylabel="test accuracy (%)", xscale="log")
     add_legend(axes, columns=3)
     return figure_of(axes)
 
