@@ -40,8 +40,8 @@ def test_states_are_those_of_the_loop(T, jacobian, dtype):
 
 @pytest.mark.slow
 def test_a_long_sequence():
-    """T = 32768 in windows and as a whole."""
-    T = 32768
+    """T = 131072 in windows and as a whole."""
+    T = 131072
     f, _, decay = leaky(4, eta=4 / T, dtype=torch.float32)
     x, h0 = inputs(T, 1, 4, dtype=torch.float32)
     with torch.no_grad():
