@@ -56,8 +56,7 @@ def unknown_name(kind: str, given: object, known: Iterable[str], *, other: str =
     "unknown key 'bs': expected one of batch_size, lr; 'bs' is 'batch_size' here"
     """
     names = list(known)
-    other = f", or {other}" if other else ""
-    text = f"unknown {kind} {given!r}: expected one of {', '.join(names)}{other}"
+    text = _expected(kind, given, names, other)
     meant = [name for name in meant_by(given) if name in names]
     if meant:
         return f"{text}; {given!r} is {meant[0]!r} here"
@@ -73,24 +72,37 @@ def unknown_option(owner: str, given: str, known: Iterable[str]) -> str:
     >>> unknown_option("solve", "max_itr", ["phi", "solver"]).rpartition("; ")[2]
     'it is one of the solver: solver=Anderson(max_iter=...)'
     """
-    names = list(known)
-    text = unknown_name(f"{owner} option", given, names)
+    names, kind = list(known), f"{owner} option"
+    text = unknown_name(kind, given, names)
     if any(name in names for name in meant_by(given)):
         return text
     if "solver" in names:
         found = [name for name in (given, *meant_by(given)) if name in OF_SOLVERS]
         near = found[0] if found else _nearest(given, [*names, *OF_SOLVERS])
         if near in OF_SOLVERS:
-            text = text.partition("; did you mean")[0]
-            return f"{text}; it is one of the solver: solver={OF_SOLVERS[near]}({near}=...)"
+            of = f"it is one of the solver: solver={OF_SOLVERS[near]}({near}=...)"
+            return f"{_expected(kind, given, names)}; {of}"
     if given in ("backward", "on_failure"):
         return f"{text}; FixedPoint has it"
     return text
 
 
+def refuse_unknown(owner: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Raise a TypeError for the first option that `owner` does not have."""
+    names = list(known)
+    for name in options:
+        if name not in names:
+            raise TypeError(unknown_option(owner, name, names))
+
+
 def meant_by(given: object) -> list[str]:
     """The options that a letter of a paper, or a name of another library, may stand for."""
     return [option for option, others in OTHER_NAMES.items() if given in others.split()]
+
+
+def _expected(kind: str, given: object, names: list[str], other: str = "") -> str:
+    other = f", or {other}" if other else ""
+    return f"unknown {kind} {given!r}: expected one of {', '.join(names)}{other}"
 
 
 def _nearest(given: object, names: Iterable[str]) -> str | None:

@@ -9,7 +9,7 @@ import numbers
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from fixpoint._messages import unknown_option
+from fixpoint._messages import refuse_unknown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,10 +30,8 @@ def names_options(function: F) -> F:
 
     @functools.wraps(function)
     def answering(*values: Any, **options: Any) -> Any:
-        for name in options:
-            if name not in known:
-                owner = type(values[0]).__name__ if is_constructor else function.__name__
-                raise TypeError(unknown_option(owner, name, known))
+        owner = type(values[0]).__name__ if is_constructor else function.__name__
+        refuse_unknown(owner, options, known)
         return function(*values, **options)
 
     return cast(F, answering)

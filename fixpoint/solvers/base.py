@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from fixpoint._messages import unknown_option
+from fixpoint._messages import refuse_unknown
 from fixpoint._validation import at_least, non_negative
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution
@@ -96,7 +96,7 @@ class Solver(nn.Module):
         **unknown: Any,
     ) -> None:
         super().__init__()
-        _refuse_unknown(type(self), unknown)
+        refuse_unknown(type(self).__name__, unknown, option_names(type(self)))
         self.max_iter = at_least(0, max_iter=max_iter)
         self.rtol = non_negative(rtol=rtol)
         if atol is None:
@@ -169,7 +169,7 @@ class Solver(nn.Module):
             ValueError, TypeError: as the constructor; or an option belongs to shared parameters.
         """
         kind = type(self)
-        _refuse_unknown(kind, options)
+        refuse_unknown(kind.__name__, options, option_names(kind))
         for name in options:
             if name in self.shared_options:
                 raise TypeError(
@@ -335,13 +335,6 @@ def checked_record(record: Record | None) -> Record | None:
 def option_names(kind: type[Solver]) -> list[str]:
     """Names of all constructor arguments of a solver class, its own first."""
     return list(inspect.signature(kind).parameters)
-
-
-def _refuse_unknown(kind: type[Solver], options: dict[str, Any]) -> None:
-    known = option_names(kind)
-    for name in options:
-        if name not in known:
-            raise TypeError(unknown_option(kind.__name__, name, known))
 
 
 Solver.__signature__ = whole_signature(Solver)  # type: ignore[attr-defined]

@@ -28,6 +28,10 @@ class LineSearchState(NamedTuple):
     direction: Tensor
     step_size: Tensor
 
+    def armijo(self) -> Tensor:
+        """Largest |g|^2 that satisfies the condition of Armijo at the end of the step, (B, 1)."""
+        return (1 - 2e-4 * self.step_size) * self.merit
+
 
 class LineSearchResult(NamedTuple):
     """Where each sample stands after a trial: at its end if accepted, else where it started."""
@@ -62,7 +66,7 @@ def accept_or_backtrack(
         accepted = torch.ones_like(merit, dtype=torch.bool)
         return LineSearchResult(accepted, True, z, g, merit, torch.ones_like(merit))
     if max_merit is None:
-        max_merit = (1 - 2e-4 * trial.step_size) * trial.merit
+        max_merit = trial.armijo()
     with torch.no_grad():
         # False where merit is NaN, and for good once a sample has given up.
         accepted = (merit <= max_merit) & (trial.step_size > 0)

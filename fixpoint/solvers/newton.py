@@ -189,8 +189,7 @@ def _max_merit(state: NewtonState) -> Tensor | None:
     """Largest |g|^2 at which the step being tried is accepted, (B, 1); None: as by Armijo."""
     if state.plain is None and state.watchdog.excursion is None:
         return None
-    armijo = (1 - 2e-4 * state.trial.step_size) * state.trial.merit
-    most = state.watchdog.max_merit(armijo)
+    most = state.watchdog.max_merit(state.trial.armijo())
     if state.plain is None:
         return most
     return torch.where(state.plain, MAX_PLAIN_GROWTH**2 * state.trial.merit, most)
