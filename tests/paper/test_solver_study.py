@@ -154,3 +154,11 @@ def test_the_committed_runs_are_of_the_design():
         assert record["accuracy_best"] == max(accuracies)
         assert len(accuracies) == record["run"]["epochs"]
         assert json.loads(line)["measures"]["seconds_per_epoch"] > 0
+
+
+def test_a_seed_that_diverged_is_not_drawn():
+    first = json.loads(RUNS.read_text(encoding="utf-8").splitlines()[0])
+    diverged = {**first, "accuracy_last": None, "epochs": first["epochs"][:1]}
+    (axes,) = plots.STUDY_FIGURES["accuracy"]([first, diverged]).axes
+    (line,) = axes.lines
+    assert line.get_ydata().tolist() == [epoch["accuracy"] for epoch in first["epochs"]]

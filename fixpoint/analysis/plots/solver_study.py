@@ -17,6 +17,7 @@ from fixpoint.analysis.plots.style import (
     figure_of,
     legend_below,
     panels,
+    plot_runs,
     style_of,
 )
 
@@ -30,24 +31,25 @@ CELL_COLORS = {0.5: "blue", 0.9: "green", 0.99: "orange", 0.0: "vermilion"}
 
 
 def accuracy_figure(records: Sequence[Record]) -> Figure:
-    """Test accuracy of each epoch against training time, by model and solver: mean and range."""
+    """Test accuracy of each epoch against training time, by model and solver: median and range."""
     (axes,) = panels(height=2.9)
     rows: dict[str, list[Record]] = {}
     for record in records:
         run = record["run"]
+        if record["accuracy_last"] is None:  # diverged
+            continue
         steps = run["cell"] == "jordan"
         if steps or (run["rtol"], run["bound"], run["backward"]) == (1e-3, 0.5, "implicit"):
             rows.setdefault(f"K={run['max_iter']}" if steps else run["solver"], []).append(record)
     for name, seeds in rows.items():
-        style = style_of(f"ERNN {name}" if name in STEP_COLORS else name)
-        style |= {"label": name if name in STEP_COLORS else name.capitalize()}
-        if name in STEP_COLORS:
-            style["color"] = COLORS[STEP_COLORS[name]]
-        y = np.array([[epoch["accuracy"] for epoch in record["epochs"]] for record in seeds])
+        runs = [[epoch["accuracy"] for epoch in record["epochs"]] for record in seeds]
         seconds = np.mean([record["measures"]["seconds_per_epoch"] for record in seeds])
-        x = seconds * np.arange(1, y.shape[1] + 1)
-        axes.plot(x, y.mean(0), **style)
-        axes.fill_between(x, y.min(0), y.max(0), color=style["color"], alpha=0.15, linewidth=0)
+        x = seconds * np.arange(1, len(runs[0]) + 1)
+        if name in STEP_COLORS:
+            color = COLORS[STEP_COLORS[name]]
+            plot_runs(axes, x, runs, method=f"ERNN {name}", label=name, color=color)
+        else:
+            plot_runs(axes, x, runs, method=name, label=name.capitalize())
     axes.set(xlabel="training time (s)", ylabel="test accuracy (%)", xscale="log")
     add_legend(axes, columns=3)
     return figure_of(axes)

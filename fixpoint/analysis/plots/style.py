@@ -148,14 +148,16 @@ def add_legend(axes: Axes, *, title: str | None = None, columns: int = 1, **opti
     )
 
 
-def plot_runs(axes: Axes, x: Any, runs: Sequence[Any], *, method: str) -> None:
+def plot_runs(axes: Axes, x: Any, runs: Sequence[Any], *, method: str, **given: Any) -> None:
     """The curve of a method: of its runs the median, in a band from the smallest to the largest.
 
     Args:
         x: where each value lies.
         runs: one curve for each seed.
+        given: keywords of `Axes.plot` in place of those of the method.
     """
-    values, style = np.array([np.asarray(y, dtype=float) for y in runs]), style_of(method)
+    values = np.array([np.asarray(y, dtype=float) for y in runs])
+    style = style_of(method) | given
     axes.plot(x, np.median(values, 0), markevery=max(1, len(x) // 10), **style)
     if len(values) > 1:
         low, high = values.min(0), values.max(0)
