@@ -24,9 +24,13 @@ def lines(name):
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("name", ["claims", "ablation"])
-def test_the_table_of_a_script_is_on_the_page(name):
-    assert f"\n{script(name).table(lines(name))}\n\n" in PAGE
+def test_the_table_of_the_walks_is_on_the_page():
+    assert f"\n{script('claims').table(lines('claims'))}\n\n" in PAGE
+
+
+@pytest.mark.parametrize("dataset", sorted({line["dataset"] for line in lines("ablation")}))
+def test_the_ablation_of_a_data_set_is_on_the_page(dataset):
+    assert f"\n{script('ablation').tables(lines('ablation'))[dataset]}\n\n" in PAGE
 
 
 def test_the_condition_is_that_of_the_committed_runs():
