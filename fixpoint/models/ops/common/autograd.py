@@ -80,6 +80,7 @@ class Recurrence(Generic[Inputs]):
         if reason := self.unsupported(**inputs._asdict(), activation=options.activation):
             name = "fused" if self.name == "leaky" else self.name
             raise ValueError(f"the {name} scan does not apply: {reason}; use {self.reference_name}")
+        inputs = inputs._replace(x=inputs.x.contiguous())  # once for both passes
         differentiable = torch.is_grad_enabled() and any(
             v is not None and v.requires_grad for v in inputs
         )

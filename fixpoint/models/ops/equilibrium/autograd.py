@@ -52,6 +52,7 @@ def equilibrium_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Ending]:
         raise ValueError(
             f"the equilibrium scan does not apply: {reason}; use equilibrium_reference"
         )
+    inputs = inputs._replace(x=inputs.x.contiguous())  # once for both passes
     if isinstance(method.backward, Unrolled):
         return unrolled_scan(inputs, method)
     if torch.is_grad_enabled() and any(v.requires_grad for v in tensors.values()):
@@ -85,7 +86,7 @@ def _solve(inputs: Inputs, method: Method, *, keep: bool) -> tuple[Tensor, Tenso
     report = new_report(T, h)
     iteration = iteration_of(method.solver, T, h)
     op.backend("equilibrium", h).forward(
-        ForwardArguments(x.contiguous(), W, bias, U, V, S, C, report, method.activation, iteration)
+        ForwardArguments(x, W, bias, U, V, S, C, report, method.activation, iteration)
     )
     return S, C, ending(report)
 

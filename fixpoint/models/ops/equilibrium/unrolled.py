@@ -46,7 +46,7 @@ def _run(inputs: Inputs, method: Method, steps: Tensor) -> tuple[Tensor, Tensor,
     """h_0 .. h_T, (T + 1, B, n), how many updates lead to each state, (T, B), and the ending."""
     x, W, bias, U, V, h0 = inputs
     h, T = op.copy(h0), len(x)
-    S, x, activation = op.states(h, T), x.contiguous(), method.activation
+    S, activation = op.states(h, T), method.activation
     report = new_report(T, h)
     if method.solver.has_tolerance:
         iteration = iteration_of(method.solver, T, h)
@@ -115,7 +115,7 @@ def _gradients(
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Of the steps and of all inputs, in chunks of time."""
     x, W, bias, U, V, _ = inputs
-    x, V = x.contiguous(), V.contiguous()
+    V = V.contiguous()
     U = None if U is None else U.contiguous()
     (T, B), n = counts.shape, len(V)
     G, g = op.output_gradients(grad, last_only=False)

@@ -15,7 +15,7 @@ class WeightGradients:
     """
 
     def __init__(self, inputs: Inputs, S: Tensor, needed: Inputs) -> None:
-        self.x, self.W, self.S = inputs.x.contiguous(), inputs.W, S
+        self.x, self.W, self.S = inputs.x, inputs.W, S
         self.dx = torch.empty_like(self.x) if needed.x else None
         self.dWt = torch.zeros_like(inputs.W.t())
         self.dV = torch.zeros_like(inputs.V)
