@@ -22,22 +22,18 @@ from fixpoint.training.results.store import Record, Records, open_records
 
 COMMON: dict[str, Any] = {
     **{"dataset": "har2", "normalize": "asinh", "rotate": 30.0},
-    **{"epochs": 4, "schedule": "cosine", "clip": 1.0},
+    **{"epochs": 40, "schedule": "cosine", "clip": 1.0},
 }
 STEPS: dict[str, Any] = {"solver": "inexact-newton", "cell": "jordan", "rank": 8, "eta": 0.03}
 EQUILIBRIUM: dict[str, Any] = {
-    **{"solver": "anderson", "backward": "implicit", "cell": "self-feedback", "rtol": 1e-3},
+    **{"solver": "picard", "backward": "implicit", "cell": "self-feedback", "rtol": 1e-3},
     **{"nonlinearity": "relu", "init": "identity", "bound": 0.5, "lr": 0.003},
 }
-MEASURED: dict[str, Any] = {
-    "solver": "anderson",
-    "rtol": 1e-3,
-    "backward": "implicit",
-    "bound": 0.5,
-}
-"""The run on whose weights all other solvers, tolerances and backwards are measured."""
 
 TOLERANCES = (1e-2, 1e-3, 1e-5)
+BACKWARDS = ("implicit", "unrolled", "phantom")
+BOUNDS = (0.5, 0.9, 0.99, 0.0)
+"""Of ||U||_2 in the equilibrium cells; 0 is none."""
 
 Design = Sequence[tuple[dict[str, Any], tuple[int, ...]]]
 """Settings of each row, and its seeds."""
@@ -45,22 +41,24 @@ Design = Sequence[tuple[dict[str, Any], tuple[int, ...]]]
 
 def _design() -> Design:
     once = {**EQUILIBRIUM, "epochs": 1}
-    picard = {**once, "solver": "picard"}
     first, five = (0,), (0, 1, 2, 3, 4)
     return (
         *(({**STEPS, "max_iter": K}, five) for K in (1, 2, 5)),
         (EQUILIBRIUM, five),
-        *(({**once, "rtol": rtol}, first) for rtol in (1e-2, 1e-5)),
-        *(({**picard, "rtol": rtol}, first) for rtol in TOLERANCES),
-        *(({**once, "solver": solver}, first) for solver in ("broyden", "newton")),
-        *(({**picard, "backward": backward}, first) for backward in ("unrolled", "phantom")),
-        *(({**once, "bound": bound}, first) for bound in (0.9, 0.99, 0.0)),
+        *(
+            ({**once, "bound": bound, "solver": solver, "rtol": rtol, "backward": backward}, first)
+            for bound in BOUNDS
+            for solver in ("picard", "anderson", "broyden")
+            for rtol in TOLERANCES
+            for backward in BACKWARDS
+        ),
+        *(({**once, "solver": "newton", "rtol": rtol}, first) for rtol in TOLERANCES),
     )
 
 
 DESIGN: Design = _design()
-"""Solver, tolerance, backward and cell, changed one at a time; one epoch but for the main rows,
-whose first epoch has the same learning rate."""
+"""The main rows, trained to the end, and a sweep of one epoch over solver, tolerance, backward and
+cell. The learning rate of that epoch is that of the first one of the main rows."""
 
 
 def study_runs(
@@ -79,13 +77,14 @@ def study_runs(
     """
     rows = [(settings, tuple(seeds) if seeds is not None else own) for settings, own in design]
     most = max(len(own) for _, own in rows)
-    runs = [
+    recipes = (
         Recipe().changed(**{**COMMON, **settings, **changes, "seed": own[i]})
         for i in range(most)
         for settings, own in rows
         if i < len(own)
-    ]
-    return [replace(run, model=resolve(run.model)) for run in runs]
+    )
+    runs = [replace(recipe, model=resolve(recipe.model)) for recipe in recipes]
+    return list({run.key: run for run in runs}.values())  # `changes` can make two runs alike
 
 
 def reproduce_solvers(
@@ -110,7 +109,7 @@ def reproduce_solvers(
     runs = study_runs(design, seeds=seeds, **(changes or {}))
     records = open_records(out)
     run_missing(console, runs, records, out=out, jobs=jobs)
-    measure_missing(console, records, [run.key for run in runs], out)
+    measure_missing(console, records, runs, out)
     done = [records.by_key[run.key] for run in runs if run.key in records.by_key]
     if done:
         _show(console, done, out, formats)
@@ -119,26 +118,32 @@ def reproduce_solvers(
     return done
 
 
-def measure_missing(console: Console, records: Records, keys: Iterable[str], out: Path) -> None:
+def measure_missing(console: Console, records: Records, runs: Sequence[Recipe], out: Path) -> None:
     """Add `measure` to the records of these runs that are without."""
-    for key in keys:
-        record = records.by_key.get(key)
+    grid = grid_run(runs)
+    for run in runs:
+        record = records.by_key.get(run.key)
         if record is not None and "measures" not in record:
             with console.status(f"measuring {record['label']}"):
                 lost = record["accuracy_last"] is None
-                measures = LOST if lost else measure(out / key, grid=has_grid(record["run"]))
-            records.forget(key)
+                measures = LOST if lost else measure(out / run.key, grid=run.key == grid)
+            records.forget(run.key)
             records.append({**record, "measures": measures})
 
 
-def has_grid(run: dict[str, Any]) -> bool:
-    return run["seed"] == 0 and all(run[name] == value for name, value in MEASURED.items())
+def grid_run(runs: Sequence[Recipe]) -> str | None:
+    """The key of the run on whose weights all solvers, tolerances and backwards are measured.
+
+    It is the first of the longest that solve for an equilibrium.
+    """
+    solved = [run for run in runs if run.model.solver != STEPS["solver"]]
+    return max(solved, key=lambda run: run.training.epochs).key if solved else None
 
 
 def _show(console: Console, records: list[Record], out: Path, formats: Sequence[str]) -> None:
     from fixpoint.analysis import plots
 
-    text = "\n\n".join([markdown_table(records), grid_table(records)])
+    text = "\n\n".join(tables(records))
     replace_file(out / "solvers.md", (text + "\n").encode())
     console.print(text, markup=False, soft_wrap=True)
     for name, draw in plots.STUDY_FIGURES.items():
@@ -146,51 +151,91 @@ def _show(console: Console, records: list[Record], out: Path, formats: Sequence[
         say(console, f"Figure: {', '.join(map(str, files))}")
 
 
+def tables(records: list[Record]) -> list[str]:
+    """Those of the page: the longest runs, the sweep of shorter ones, and the grid."""
+    longest = max(record["run"]["epochs"] for record in records)
+    long = [record for record in records if record["run"]["epochs"] == longest]
+    short = [record for record in records if record["run"]["epochs"] < longest]
+    return [markdown_table(long), *([sweep_table(short)] if short else []), grid_table(records)]
+
+
+LAST = Column("last %", "accuracy_last", 2)
+SECONDS = Column("s / epoch", "measures/seconds_per_epoch", 1)
+ITERATIONS = Column("iterations", "mean_iterations", 1)
+ERROR = Column("gradient error", "measures/gradient_error", None)
 COLUMNS = (
     Column("epoch 1 %", "accuracy_first", 2),
-    Column("last %", "accuracy_last", 2),
+    LAST,
     Column("best %", "accuracy_best", 2),
-    Column("s / epoch", "measures/seconds_per_epoch", 1),
+    SECONDS,
     Column("peak MiB", "measures/peak_memory_mib", 0),
-    Column("iterations", "mean_iterations", 1),
+    ITERATIONS,
     Column("converged %", "fraction_converged", 2, 100),
+    ERROR,
 )
-
-
+SWEEP_COLUMNS = (LAST, SECONDS, ERROR)
 GRID_COLUMNS = (
     Column("s / epoch", "seconds_per_epoch", 1),
     Column("peak MiB", "peak_memory_mib", 0),
-    Column("iterations", "mean_iterations", 1),
+    ITERATIONS,
     Column("converged %", "fraction_converged", 2, 100),
+    Column("gradient error", "gradient_error", None),
 )
 
 
 def markdown_table(records: list[Record]) -> str:
     """A row for each setting; mean and standard deviation where it has several seeds."""
-    heads = ["cell", "solver", "rtol", "backward", "epochs", "seeds"]
-    heads += [*(column.head for column in COLUMNS), "gradient error"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    first = [{**r, "accuracy_first": r["epochs"][0]["accuracy"]} for r in records]
-    for group in groups(first):
+    heads = ["cell", "solver", "rtol", "backward", "seeds", *(column.head for column in COLUMNS)]
+    rows = []
+    for group in groups([{**r, "accuracy_first": _first(r)} for r in records]):
         run = group[0]["run"]
-        cells = [_cell(run), _solver(run), _tolerance(run), run["backward"], str(run["epochs"])]
-        cells += [str(len(group)), *(column.text(group) for column in COLUMNS), _error(group)]
-        if any(record["accuracy_last"] is None for record in group):
-            cells[6] = "diverged"
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        cells = [_cell(run), _solver(run), _tolerance(run), run["backward"], str(len(group))]
+        rows.append([*cells, *(_text(column, group) for column in COLUMNS)])
+    return _markdown(heads, rows)
+
+
+def sweep_table(records: list[Record]) -> str:
+    """A row for each cell, solver and tolerance, with a few columns for each backward."""
+    by_row: dict[tuple[str, ...], dict[str, list[Record]]] = {}
+    for record in records:
+        run = record["run"]
+        row = by_row.setdefault((_cell(run), _solver(run), _tolerance(run)), {})
+        row.setdefault(run["backward"], []).append(record)
+    heads = ["cell", "solver", "rtol", "iterations"]
+    heads += [f"{name}: {column.head}" for name in BACKWARDS for column in SWEEP_COLUMNS]
+    rows = [
+        [*row, _text(ITERATIONS, next(iter(found.values())))]
+        + [_text(column, found.get(name, [])) for name in BACKWARDS for column in SWEEP_COLUMNS]
+        for row, found in by_row.items()
+    ]
+    return _markdown(heads, rows)
 
 
 def grid_table(records: list[Record]) -> str:
     """A row for each solver, tolerance and backward, all on the weights of one model."""
-    heads = ["solver", "rtol", "backward", *(column.head for column in GRID_COLUMNS)]
-    lines = ["| " + " | ".join([*heads, "gradient error"]) + " |", "|" + "---|" * (len(heads) + 1)]
-    for row in (row for record in records for row in record["measures"]["grid"]):
-        if row["rtol"] in TOLERANCES:
-            cells = [SOLVERS[row["solver"]], _tolerance(row), row["backward"]]
-            cells += [*(column.text([row]) for column in GRID_COLUMNS), _error([{"measures": row}])]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = [
+        [SOLVERS[row["solver"]], _tolerance(row), row["backward"]]
+        + [column.text([row]) for column in GRID_COLUMNS]
+        for record in records
+        for row in record["measures"]["grid"]
+        if row["rtol"] in TOLERANCES
+    ]
+    return _markdown(["solver", "rtol", "backward", *(c.head for c in GRID_COLUMNS)], rows)
+
+
+def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = (heads, ["---"] * len(heads), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _text(column: Column, group: list[Record]) -> str:
+    lost = any(record["accuracy_last"] is None for record in group)
+    return "diverged" if lost and column is LAST else column.text(group)
+
+
+def _first(record: Record) -> float | None:
+    accuracy: float | None = record["epochs"][0]["accuracy"]
+    return accuracy
 
 
 def _cell(run: dict[str, Any]) -> str:
@@ -205,8 +250,3 @@ def _solver(run: dict[str, Any]) -> str:
 
 def _tolerance(run: dict[str, Any]) -> str:
     return "-" if run["rtol"] is None else f"{run['rtol']:.0e}".replace("e-0", "e-")
-
-
-def _error(group: list[Record]) -> str:
-    errors = Column("", "measures/gradient_error", 0).values(group)
-    return f"{sum(errors) / len(errors):.2g}" if errors else "-"

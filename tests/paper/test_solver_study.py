@@ -23,10 +23,10 @@ from fixpoint.paper.solver_study import (
     DESIGN,
     EQUILIBRIUM,
     STEPS,
-    grid_table,
-    markdown_table,
+    grid_run,
     reproduce_solvers,
     study_runs,
+    tables,
 )
 from fixpoint.training.results.store import read_file
 
@@ -87,7 +87,18 @@ def test_the_design_has_no_run_twice():
     runs = study_runs()
     assert len({run.key for run in runs}) == len(runs) == sum(len(seeds) for _, seeds in DESIGN)
     assert {run.training.seed for run in study_runs(seeds=[4])} == {4}
-    assert {run.training.epochs for run in study_runs(epochs=1)} == {1}
+    short = study_runs(epochs=1)
+    assert {run.training.epochs for run in short} == {1}
+    assert len({run.key for run in short}) == len(short)  # the sweep has a main row once more
+
+
+def test_the_grid_is_measured_on_the_longest_run_of_an_equilibrium():
+    runs = study_runs()
+    (measured,) = [run for run in runs if run.key == grid_run(runs)]
+    assert measured.training.epochs == max(run.training.epochs for run in runs)
+    assert measured.model.solver == EQUILIBRIUM["solver"]
+    assert measured.training.seed == 0
+    assert grid_run([run for run in runs if run.model.solver == STEPS["solver"]]) is None
 
 
 @pytest.fixture
@@ -124,7 +135,7 @@ def test_the_command_trains_measures_and_draws(tmp_path, own):
     assert errors[1e-5] < errors[1e-1]  # Picard, implicit
     assert steps["seconds_per_epoch"] > 0
     page = (tmp_path / "solvers.md").read_text()
-    for table in (markdown_table(records), grid_table(records)):
+    for table in tables(records):
         assert table in text
         assert table in page
     for name in plots.STUDY_FIGURES:
@@ -137,8 +148,7 @@ def test_the_command_trains_measures_and_draws(tmp_path, own):
 def test_the_page_has_the_table_of_the_committed_runs():
     page = (ROOT / "docs/solvers_on_har2.md").read_text(encoding="utf-8")
     records = read_file(RUNS)
-    assert markdown_table(records) in page
-    assert grid_table(records) in page
+    assert all(table in page for table in tables(records))
 
 
 def test_the_committed_runs_are_of_the_design():
@@ -162,3 +172,26 @@ def test_a_seed_that_diverged_is_not_drawn():
     (axes,) = plots.STUDY_FIGURES["accuracy"]([first, diverged]).axes
     (line,) = axes.lines
     assert line.get_ydata().tolist() == [epoch["accuracy"] for epoch in first["epochs"]]
+
+
+def test_the_sweep_has_a_row_for_each_solver_with_the_backwards_beside_each_other():
+    def record(backward, epochs, accuracy, **run):
+        run = {"cell": "self-feedback", "bound": 0.9, "solver": "picard", "rtol": 1e-3, **run}
+        return {
+            **{"run": {**run, "backward": backward, "epochs": epochs, "seed": 0}},
+            **{"accuracy_last": accuracy, "accuracy_best": accuracy, "mean_iterations": 2.0},
+            **{"epochs": [{"accuracy": 50.0}], "fraction_converged": 1.0},
+            "measures": {"seconds_per_epoch": 3.0, "gradient_error": 0.1, "grid": []},
+        }
+
+    long = record("implicit", 5, 90.0)
+    short = [record("implicit", 1, 80.0), record("phantom", 1, None), record("implicit", 1, 70.0)]
+    short[2]["run"]["solver"] = "newton"
+    main, sweep, _ = tables([long, *short])
+    assert "90.00" in main
+    assert "80.00" not in main
+    rows = sweep.splitlines()[2:]
+    assert [row.count("|") for row in rows] == [14, 14]
+    start = "| bound 0.9 | Picard | 1e-3 | 2.0 | 80.00 | 3.0 | 0.1 |"
+    assert rows[0] == f"{start} - | - | - | diverged | 3.0 | 0.1 |"
+    assert rows[1].startswith("| bound 0.9 | Newton | 1e-3 | 2.0 | 70.00 ")

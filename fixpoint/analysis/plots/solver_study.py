@@ -34,13 +34,11 @@ def accuracy_figure(records: Sequence[Record]) -> Figure:
     """Test accuracy of each epoch against training time, by model and solver: median and range."""
     (axes,) = panels(height=2.9)
     rows: dict[str, list[Record]] = {}
-    for record in records:
+    for record in _longest(records):
         run = record["run"]
-        if record["accuracy_last"] is None:  # diverged
-            continue
-        steps = run["cell"] == "jordan"
-        if steps or (run["rtol"], run["bound"], run["backward"]) == (1e-3, 0.5, "implicit"):
-            rows.setdefault(f"K={run['max_iter']}" if steps else run["solver"], []).append(record)
+        if record["accuracy_last"] is not None:  # it did not diverge
+            name = f"K={run['max_iter']}" if run["cell"] == "jordan" else run["solver"]
+            rows.setdefault(name, []).append(record)
     for name, seeds in rows.items():
         runs = [[epoch["accuracy"] for epoch in record["epochs"]] for record in seeds]
         seconds = np.mean([record["measures"]["seconds_per_epoch"] for record in seeds])
@@ -56,9 +54,10 @@ def accuracy_figure(records: Sequence[Record]) -> Figure:
 
 
 def iterations_figure(records: Sequence[Record]) -> Figure:
-    """Iterations of a trained model over the time steps and over epochs, by tolerance and cell."""
+    """Iterations over the time steps by tolerance and cell, and over the epochs of the longest."""
     over_t, epochs, cells = panels(1, 3, height=2.6)
-    for record in _first_seed(records):
+    longest = _longest(records)
+    for record in [record for record in records if record not in longest] or records:
         run = record["run"]
         if run["solver"] not in LINES or run["backward"] != "implicit":
             continue
@@ -66,19 +65,25 @@ def iterations_figure(records: Sequence[Record]) -> Figure:
             label = f"{run['solver'].capitalize()}, rtol {run['rtol']:g}"
             style = {"color": COLORS[TOLERANCE_COLORS[run["rtol"]]], "ls": LINES[run["solver"]]}
             _over_time(over_t, record, label, style)
-            _over_epochs(epochs, record, label, style)
         if run["solver"] == "anderson" and run["rtol"] == 1e-3:
             bound = run["bound"]
             label = f"Anderson, ||U|| = {bound:g}" if bound else "Anderson, U free"
             _over_time(cells, record, label, {"color": COLORS[CELL_COLORS[bound]]})
+    solved = [record for record in longest if record["run"]["cell"] != "jordan"]
+    solvers = list(dict.fromkeys(record["run"]["solver"] for record in solved))
+    for solver in solvers:
+        seeds = [record["epochs"] for record in solved if record["run"]["solver"] == solver]
+        runs = [[epoch["iterations"] for epoch in run] for run in seeds]
+        whole = [run for run in runs if len(run) == len(runs[0])]
+        plot_runs(epochs, np.arange(1, len(whole[0]) + 1), whole, method=solver)
     for axes in (over_t, epochs, cells):
         axes.set_ylim(bottom=0)
         axes.set_ylabel("iterations a time step")
     for axes in (over_t, cells):
-        axes.set_xlabel("time step $t$, after training")
+        axes.set_xlabel("time step $t$")
     epoch_axis(epochs)
     add_title(over_t, "tolerances, $||U|| = 0.5$")
-    add_title(epochs, "over training, $||U|| = 0.5$")
+    add_title(epochs, f"over training, {', '.join(map(str.capitalize, solvers))}")
     add_title(cells, "cells, rtol 0.001")
     figure = figure_of(over_t)
     legend_below(figure, [over_t, cells], columns=4)
@@ -114,16 +119,11 @@ STUDY_FIGURES: dict[str, Callable[[Sequence[Record]], Figure]] = {
 """Figures of the study by the names of their files."""
 
 
-def _first_seed(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record["run"]["seed"] == records[0]["run"]["seed"]]
+def _longest(records: Sequence[Record]) -> list[Record]:
+    epochs = max((record["run"]["epochs"] for record in records), default=0)
+    return [record for record in records if record["run"]["epochs"] == epochs]
 
 
 def _over_time(axes: Axes, record: Record, label: str, style: dict[str, Any]) -> None:
     y = record["measures"]["iterations"]
-    axes.plot(np.arange(1, len(y) + 1), y, lw=1.2, label=label, **style)
-
-
-def _over_epochs(axes: Axes, record: Record, label: str, style: dict[str, Any]) -> None:
-    y = [epoch["iterations"] for epoch in record["epochs"]]
-    style = {**style, "marker": "s" if style["ls"] == "--" else "o", "markersize": 3}
     axes.plot(np.arange(1, len(y) + 1), y, lw=1.2, label=label, **style)
