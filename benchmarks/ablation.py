@@ -12,6 +12,7 @@ cells and three solvers; run it from the folder above benchmarks/.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 from collections.abc import Callable
@@ -123,18 +124,28 @@ GOAL = {"toy-walks": 90, "har2-sample": 85, "har2": 95, "dsa19": 85}
 def variant(dataset: str, name: str, seed: int) -> Recipe:
     """The recipe of a variant, with units for the size of the ERNN."""
     hidden, rank = SIZES[dataset]
-    own = VARIANTS[name]
-    base = Recipe().changed(dataset=dataset, seed=seed, **{**PROTOCOL, **TREATMENT[dataset], **own})
-    if own.get("cell") == "jordan":
+    base = _with_default_units(dataset, name).changed(seed=seed)
+    if VARIANTS[name].get("cell") == "jordan":
         return base.changed(hidden=hidden, rank=rank)
+    return base.changed(hidden=_units(dataset, name))
+
+
+def _with_default_units(dataset: str, name: str) -> Recipe:
+    own = PROTOCOL | TREATMENT[dataset] | VARIANTS[name]
+    return Recipe().changed(dataset=dataset, **own)
+
+
+@functools.cache
+def _units(dataset: str, name: str) -> int:
+    """Those with which a variant comes next to the size of the ERNN."""
+    hidden, base = SIZES[dataset][0], _with_default_units(dataset, name)
     data = prepare(base).data
-    ernn = variant(dataset, "ERNN K=1", seed)
-    size = parameter_count(build_model(ernn, data))
+    size = parameter_count(build_model(variant(dataset, "ERNN K=1", 0), data))
 
     def excess(hidden: int) -> int:
         return abs(parameter_count(build_model(base.changed(hidden=hidden), data)) - size)
 
-    return base.changed(hidden=min(range(hidden // 2, 2 * hidden), key=excess))
+    return min(range(hidden // 2, 2 * hidden), key=excess)
 
 
 def summary(name: str, record: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
     python benchmarks/claims.py --seeds 0,1,2,3,4 --out results/claims.jsonl
 
-Appends a JSON line for each seed that the file lacks, and prints two tables of docs/claims.md: this
-one, and Theorem 1's condition in the trained networks of results/runs.jsonl.
+Appends a JSON line for each seed that the file lacks, and prints tables of docs/claims.md: this
+one, Theorem 1's condition in the trained networks of results/runs.jsonl, and the runs by the
+paper's protocol, those of results/paper_protocol/runs.jsonl.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from fixpoint.analysis import (
 )
 from fixpoint.data.sources.toy_walks import toy_walks
 from fixpoint.paper.figures import Runs
+from fixpoint.paper.tables import TABLES, Row
+from fixpoint.training.results.aggregate import mean_and_sd
 from fixpoint.training.results.store import Record, read_records
 
 WALKS = 2000
@@ -155,6 +158,35 @@ def condition_table(records: list[Record]) -> str:
     return "\n".join(rows)
 
 
+def protocol_table(records: list[Record]) -> str:
+    """Test accuracy after the last epoch and at best, beside the paper's best: a row a model."""
+    rows = ["| data | model | seeds | epochs | last epoch | best epoch | paper |", "|---" * 7 + "|"]
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(paper_row(record["run"]).recipe, []).append(record)
+    for row in (row for name, row in PAPER.items() if name in found):
+        group = found[row.recipe]
+        last, best = (
+            mean_and_sd([record[f"accuracy_{part}"] for record in group], 2)
+            for part in ("last", "best")
+        )
+        epochs = group[0]["run"]["epochs"]
+        rows.append(
+            f"| {row.dataset} | {row.algorithm} | {len(group)} | {epochs} | {last} | {best} "
+            f"| {row.value:.2f} |"
+        )
+    return "\n".join(rows)
+
+
+PAPER = {row.recipe: row for name in ("table2", "table4") for row in TABLES[name]}
+
+
+def paper_row(run: dict[str, Any]) -> Row:
+    """The row of the paper that a run stands for."""
+    name = f"{run['dataset']}-{run['model']}"
+    return PAPER.get(f"{name}-k{run['max_iter']}", PAPER[name])
+
+
 def spread(values: list[float | None]) -> str:
     """Median (least to most); a value that is None is never reached."""
     known = sorted(v for v in values if v is not None)
@@ -179,6 +211,7 @@ def main() -> None:
                 file.write(json.dumps(lines[-1]) + "\n")
     print(table(lines))
     print("\n" + condition_table(read_records(Path("results"))))
+    print("\n" + protocol_table(read_records(Path("results/paper_protocol"))))
 
 
 if __name__ == "__main__":

@@ -36,3 +36,9 @@ def test_the_ablation_of_a_data_set_is_on_the_page(dataset):
 def test_the_condition_is_that_of_the_committed_runs():
     records = read_records(ROOT / "results")
     assert f"\n{script('claims').condition_table(records)}\n\n" in PAGE
+
+
+def test_the_runs_by_the_papers_protocol_are_on_the_page():
+    records = read_records(ROOT / "results/paper_protocol")
+    assert {record["run"]["rotate"] for record in records} == {0}
+    assert f"\n{script('claims').protocol_table(records)}\n\n" in PAGE

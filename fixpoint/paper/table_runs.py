@@ -132,7 +132,7 @@ def differences(record: Record, recipe: Recipe) -> list[str]:
     Example:
         >>> from fixpoint.paper.table_runs import differences
         >>> from fixpoint.training import load_recipe
-        >>> recipe = load_recipe("har2-lstm")
+        >>> recipe = load_recipe("har2-lstm-paper")
         >>> differences({"recipe": recipe.changed(epochs=2).differing}, recipe)
         ['epochs 2 (paper 60)']
     """
