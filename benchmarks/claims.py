@@ -46,6 +46,8 @@ THRESHOLD = 90.0
 """Test accuracy in percent that an epoch has to reach first."""
 ETA = 0.5
 """Step of the solve by which Lemma 1 is measured."""
+PAPER = {row.recipe: row for name in ("table2", "table4") for row in TABLES[name]}
+"""Rows of the paper by recipe."""
 
 
 def measure(seed: int, epochs: int) -> dict[str, Any]:
@@ -176,9 +178,6 @@ def protocol_table(records: list[Record]) -> str:
             f"| {row.value:.2f} |"
         )
     return "\n".join(rows)
-
-
-PAPER = {row.recipe: row for name in ("table2", "table4") for row in TABLES[name]}
 
 
 def paper_row(run: dict[str, Any]) -> Row:

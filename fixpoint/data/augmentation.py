@@ -38,7 +38,8 @@ def rotate(
     """Rotate all vectors of each sequence by its own rotation; other channels are unchanged.
 
     Args:
-        x: sequences (B, T, d).
+        x: sequences (B, T, d), of the dtype of the rotations. A value that is not finite makes all
+            channels of its time step NaN.
         vectors: the channels of x, y and z of each vector, as in `Dataset.vectors`.
         rotations: matrices (B, 3, 3); with sensors (B, sensors, 3, 3).
         sensors: the sensor of each vector, as in `Dataset.sensors`.
@@ -53,7 +54,7 @@ def rotate(
     channels = torch.tensor(vectors, device=x.device)  # (V, 3)
     of_vectors = rotations[:, list(sensors)] if sensors else rotations.unsqueeze(1)
     # One product with a matrix (d, d) for each sequence: less time than to pick the vectors.
-    change = torch.eye(x.shape[2], dtype=x.dtype, device=x.device).repeat(len(x), 1, 1)
+    change = torch.eye(x.shape[2], dtype=rotations.dtype, device=x.device).repeat(len(x), 1, 1)
     change[:, channels.unsqueeze(1), channels.unsqueeze(2)] = of_vectors
     return x @ change
 

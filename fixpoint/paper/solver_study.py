@@ -187,7 +187,7 @@ def markdown_table(records: list[Record]) -> str:
     """A row for each setting; mean and standard deviation where it has several seeds."""
     heads = ["cell", "solver", "rtol", "backward", "seeds", *(column.head for column in COLUMNS)]
     rows = []
-    for group in groups([{**r, "accuracy_first": _first(r)} for r in records]):
+    for group in groups([{**r, "accuracy_first": r["epochs"][0]["accuracy"]} for r in records]):
         run = group[0]["run"]
         cells = [_cell(run), _solver(run), _tolerance(run), run["backward"], str(len(group))]
         rows.append([*cells, *(_text(column, group) for column in COLUMNS)])
@@ -231,11 +231,6 @@ def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _text(column: Column, group: list[Record]) -> str:
     lost = any(record["accuracy_last"] is None for record in group)
     return "diverged" if lost and column is LAST else column.text(group)
-
-
-def _first(record: Record) -> float | None:
-    accuracy: float | None = record["epochs"][0]["accuracy"]
-    return accuracy
 
 
 def _cell(run: dict[str, Any]) -> str:

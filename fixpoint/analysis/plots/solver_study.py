@@ -34,7 +34,8 @@ def accuracy_figure(records: Sequence[Record]) -> Figure:
     """Test accuracy of each epoch against training time, by model and solver: median and range."""
     (axes,) = panels(height=2.9)
     rows: dict[str, list[Record]] = {}
-    for record in _longest(records):
+    longest, _ = _by_length(records)
+    for record in longest:
         run = record["run"]
         if record["accuracy_last"] is not None:  # it did not diverge
             name = f"K={run['max_iter']}" if run["cell"] == "jordan" else run["solver"]
@@ -56,8 +57,8 @@ def accuracy_figure(records: Sequence[Record]) -> Figure:
 def iterations_figure(records: Sequence[Record]) -> Figure:
     """Iterations over the time steps by tolerance and cell, and over the epochs of the longest."""
     over_t, epochs, cells = panels(1, 3, height=2.6)
-    longest = _longest(records)
-    for record in [record for record in records if record not in longest] or records:
+    longest, shorter = _by_length(records)
+    for record in shorter or records:
         run = record["run"]
         if run["solver"] not in LINES or run["backward"] != "implicit":
             continue
@@ -119,9 +120,13 @@ STUDY_FIGURES: dict[str, Callable[[Sequence[Record]], Figure]] = {
 """Figures of the study by the names of their files."""
 
 
-def _longest(records: Sequence[Record]) -> list[Record]:
-    epochs = max((record["run"]["epochs"] for record in records), default=0)
-    return [record for record in records if record["run"]["epochs"] == epochs]
+def _by_length(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """The runs of the most epochs, and the others."""
+    most = max((record["run"]["epochs"] for record in records), default=0)
+    parts: tuple[list[Record], list[Record]] = [], []
+    for record in records:
+        parts[record["run"]["epochs"] < most].append(record)
+    return parts
 
 
 def _over_time(axes: Axes, record: Record, label: str, style: dict[str, Any]) -> None:
