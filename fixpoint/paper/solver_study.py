@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from fixpoint.paper.solver_measures import LOST, measure
-from fixpoint.training.commands.comparison import run_missing
+from fixpoint.training.commands.comparison import buildable, run_missing
 from fixpoint.training.commands.console import say
 from fixpoint.training.commands.save_figure import save_figure
 from fixpoint.training.engine.checkpoint import replace_file
@@ -106,7 +106,7 @@ def reproduce_solvers(
         ValueError: some runs failed, or a value is wrong.
         OSError: the data are not there, or `out` cannot be written.
     """
-    runs = study_runs(design, seeds=seeds, **(changes or {}))
+    runs = buildable(console, study_runs(design, seeds=seeds, **(changes or {})))
     records = open_records(out)
     run_missing(console, runs, records, out=out, jobs=jobs)
     measure_missing(console, records, runs, out)

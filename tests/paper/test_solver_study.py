@@ -110,6 +110,13 @@ def own(tmp_path):
     return str(tmp_path / "own.npz")
 
 
+def test_without_the_data_nothing_is_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIXPOINT_DATA", str(tmp_path))
+    with pytest.raises(OSError, match="har2"):
+        reproduce_solvers(Console(), out=tmp_path / "out", jobs=1)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_the_command_trains_measures_and_draws(tmp_path, own):
     design = [({**STEPS, "max_iter": 1}, (0,)), ({**EQUILIBRIUM}, (0,))]

@@ -60,7 +60,7 @@ def run_comparison(
         raise ValueError(
             "fixpoint compare takes one device a run: use --jobs for several at a time"
         )
-    runs = _buildable(console, runs)
+    runs = buildable(console, runs)
     records = open_records(out)
     done = run_missing(console, runs, records, out=out, jobs=jobs, cluster=cluster)
     show(console, done, out, formats)
@@ -117,7 +117,7 @@ def show(console: Console, records: list[Record], out: Path, formats: Sequence[s
         say(console, f"Results: {out / 'runs.jsonl'}{figure}   Report: {page}")
 
 
-def _buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
+def buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
     """The runs whose model can be built; the others are named, each reason once."""
     prepared, shown = preparer(), set()
     good: list[Recipe] = []
