@@ -36,6 +36,7 @@ from fixpoint.analysis import (
 )
 from fixpoint.data.sources.toy_walks import toy_walks
 from fixpoint.paper.figures import Runs
+from fixpoint.paper.table_runs import differences, paper_recipe
 from fixpoint.paper.tables import TABLES, Row
 from fixpoint.training.results.aggregate import mean_and_sd
 from fixpoint.training.results.store import Record, read_records
@@ -46,7 +47,7 @@ THRESHOLD = 90.0
 """Test accuracy in percent that an epoch has to reach first."""
 ETA = 0.5
 """Step of the solve by which Lemma 1 is measured."""
-PAPER = {row.recipe: row for name in ("table2", "table4") for row in TABLES[name]}
+PAPER = {row.recipe: row for table in TABLES.values() for row in table}
 """Rows of the paper by recipe."""
 
 
@@ -161,22 +162,26 @@ def condition_table(records: list[Record]) -> str:
 
 
 def protocol_table(records: list[Record]) -> str:
-    """Test accuracy after the last epoch and at best, beside the paper's best: a row a model."""
-    rows = ["| data | model | seeds | epochs | last epoch | best epoch | paper |", "|---" * 7 + "|"]
-    found: dict[str, list[Record]] = {}
+    """Test accuracy after the last epoch and at best, beside the paper's best: a row a model.
+
+    In place of accuracy perplexity on PTB. The last column has what differs from the recipe.
+    """
+    heads = ("data", "model", "seeds", "last epoch", "best epoch", "paper", "other than the recipe")
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    found: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        found.setdefault(paper_row(record["run"]).recipe, []).append(record)
-    for row in (row for name, row in PAPER.items() if name in found):
-        group = found[row.recipe]
+        name = paper_row(record["run"]).recipe
+        changed = "; ".join(differences(record, paper_recipe(name)))
+        found.setdefault((name, changed), []).append(record)
+    order = list(PAPER)
+    for (name, changed), group in sorted(found.items(), key=lambda item: order.index(item[0][0])):
+        row = PAPER[name]
         last, best = (
-            mean_and_sd([record[f"accuracy_{part}"] for record in group], 2)
+            mean_and_sd([record[f"{record['metric']}_{part}"] for record in group], 2)
             for part in ("last", "best")
         )
-        epochs = group[0]["run"]["epochs"]
-        rows.append(
-            f"| {row.dataset} | {row.algorithm} | {len(group)} | {epochs} | {last} | {best} "
-            f"| {row.value:.2f} |"
-        )
+        cells = (row.dataset, row.algorithm, str(len(group)), last, best, f"{row.value:.2f}")
+        rows.append(f"| {' | '.join(cells)} | {changed or '-'} |")
     return "\n".join(rows)
 
 
