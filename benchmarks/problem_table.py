@@ -1,4 +1,4 @@
-"""Every solver on every test problem, beside SciPy and torchdeq: writes docs/solver_table.md.
+"""Solvers on test problems, beside SciPy and torchdeq: writes docs/solver_table.md.
 
 python benchmarks/problem_table.py
 """
@@ -97,7 +97,7 @@ def main() -> None:
             cells.append(text)
         rows.append(f"| {problem.name} | {problem.kind} | " + " | ".join(cells) + " |")
     lines = [
-        "# Every solver on every test problem",
+        "# Solvers on test problems",
         "",
         "Made by `python benchmarks/problem_table.py` from the problems of",
         "`tests/support/problems.py`,",

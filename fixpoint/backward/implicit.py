@@ -27,7 +27,7 @@ class Implicit(Backward):
 
     One recorded evaluation of phi at z* finds every tensor that phi closes over and carries the
     gradient to it: the incoming g is replaced by u, which solves the adjoint u = J^T u + g for
-    each sample to a tolerance relative to its g. The adjoint is differentiated by the same rule,
+    each sample to a tolerance relative to its u. The adjoint is differentiated by the same rule,
     so derivatives of any order are exact, in reverse and forward mode, under torch.func and in
     batched backward passes. Memory does not grow with the number of updates, and the time of an
     adjoint does not depend on what the captured tensors were computed from.
