@@ -38,7 +38,7 @@ from fixpoint.data.sources.toy_walks import toy_walks
 from fixpoint.paper.figures import Runs
 from fixpoint.paper.table_runs import differences, paper_recipe
 from fixpoint.paper.tables import TABLES, Row
-from fixpoint.training.results.aggregate import mean_and_sd
+from fixpoint.training.results.aggregate import Column
 from fixpoint.training.results.store import Record, read_records
 
 WALKS = 2000
@@ -164,7 +164,7 @@ def condition_table(records: list[Record]) -> str:
 def protocol_table(records: list[Record]) -> str:
     """Test accuracy after the last epoch and at best, beside the paper's best: a row a model.
 
-    In place of accuracy perplexity on PTB. The last column has what differs from the recipe.
+    In place of accuracy perplexity on PTB. A row some of whose runs diverged says so.
     """
     heads = ("data", "model", "seeds", "last epoch", "best epoch", "paper", "other than the recipe")
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -176,11 +176,12 @@ def protocol_table(records: list[Record]) -> str:
     order = list(PAPER)
     for (name, changed), group in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         row = PAPER[name]
-        last, best = (
-            mean_and_sd([record[f"{record['metric']}_{part}"] for record in group], 2)
-            for part in ("last", "best")
-        )
-        cells = (row.dataset, row.algorithm, str(len(group)), last, best, f"{row.value:.2f}")
+        metric = group[0]["metric"]
+        last, best = (Column("", f"{metric}_{part}", 2) for part in ("last", "best"))
+        numbers = [last.text(group), best.text(group), f"{row.value:.2f}"]
+        if any(record["loss"] is None for record in group):
+            numbers[0] = "diverged"
+        cells = (row.dataset, row.algorithm, str(len(group)), *numbers)
         rows.append(f"| {' | '.join(cells)} | {changed or '-'} |")
     return "\n".join(rows)
 
