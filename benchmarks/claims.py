@@ -173,7 +173,8 @@ def protocol_table(records: list[Record]) -> str:
         name = paper_row(record["run"]).recipe
         changed = "; ".join(differences(record, paper_recipe(name)))
         found.setdefault((name, changed), []).append(record)
-    order = list(PAPER)
+    datasets = [row.dataset for row in PAPER.values()]
+    order = sorted(PAPER, key=lambda name: datasets.index(PAPER[name].dataset))
     for (name, changed), group in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         row = PAPER[name]
         metric = group[0]["metric"]
