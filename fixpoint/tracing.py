@@ -49,6 +49,8 @@ def closure_convert(phi: MatrixMap, z: Tensor) -> Closure:
     recorder = _Recorder(z, twins=True)
     with recorder:
         fz = phi(z)
+    if fz.is_leaf:
+        fz = recorder.twin_of(fz)
     leaves = _other_leaves(fz, [z, *recorder.twins])
     complete = recorder.complete and not leaves and recorder.holds(fz)
     return Closure(
@@ -175,6 +177,12 @@ class _Recorder(TorchFunctionMode):
             return fill(last)
 
         return replayed
+
+    def twin_of(self, x: Tensor) -> Tensor:
+        """The twin of a captured tensor that phi returns itself; any other tensor as it is."""
+        self._slot(x)
+        twin: Tensor = self._value(x)
+        return twin
 
     def _add(self, x: Tensor) -> int:
         place, self.count = self.count, self.count + 1

@@ -128,14 +128,20 @@ def time_first(layer: nn.Module, x: Tensor) -> Tensor:
 def _unrolled_states(layer: nn.Module, x: Tensor) -> tuple[list[State], Tensor]:
     """The state after each time step as graph nodes, and the last output, (B, n)."""
     states: list[State] = []
+    if getattr(layer, "bidirectional", False):
+        raise ValueError("a bidirectional layer has no one state at t: take each direction alone")
+    if isinstance(layer, ERNN) and layer.num_layers > 1:
+        stream = None
+        for rows in x:
+            output, stream = layer.step(rows, stream)
+            states.append(stream.hx)
+        return states, output
     if isinstance(layer, ERNN):
         # Step by step through the solver: each t has an eta of its own.
         h0 = x.new_zeros(x.shape[1], layer.hidden_size)
         solutions = solve_steps(layer.cell, layer.fixed_point, x, h0)
         states = [solution.z for solution in solutions]
         return states, states[-1]
-    if getattr(layer, "bidirectional", False):
-        raise ValueError("a bidirectional layer has no one state at t: take each direction alone")
     first, hx = getattr(layer, "batch_first", False), None
     for t in range(len(x)):
         _, hx = layer(x[t].unsqueeze(1 if first else 0), hx)

@@ -344,9 +344,11 @@ def pullback(
     if not out.requires_grad:
         return [None] * len(inputs)
     stops = views if constant is None else [*views, constant]
+    # With other leaves the pass enters the graph of this node itself, which must outlive it.
+    retain = tracking or leaves > 0
     with stop_gradient_at(stops if leaves else []):
         return torch.autograd.grad(
-            out, inputs, u, retain_graph=tracking, create_graph=tracking, allow_unused=True
+            out, inputs, u, retain_graph=retain, create_graph=tracking, allow_unused=True
         )
 
 

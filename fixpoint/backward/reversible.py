@@ -34,7 +34,8 @@ class Reversible(Backward):
     updates with beta = 1/2.
 
     Choose it where `Unrolled` does not fit into memory, for `Picard` and `InexactNewton` with
-    rtol = atol = 0; where an equilibrium is reached `Implicit` is cheaper. First derivatives only.
+    rtol = atol = 0; where an equilibrium is reached `Implicit` is cheaper. First derivatives only;
+    the backward pass raises where phi does not repeat itself, as with new dropout masks.
 
     Args:
         slots: states kept, beside that of the update at work.
@@ -80,7 +81,7 @@ class Reversible(Backward):
         with unrecorded():
             closure = closure_convert(lambda z: step(0, z), z0.detach().requires_grad_())
         captured = [*closure.captured, *closure.leaves]
-        reversal = _Reversal(step, updates.max_iter, self.slots, captured)
+        reversal = _Reversal(step, updates.max_iter, self.slots, captured, solution.z)
         z = _ReversedUpdates.apply(reversal, solution.z, z0, *captured)
         return replace(solution, z=z)
 
@@ -91,15 +92,22 @@ class Reversible(Backward):
 class _Reversal:
     """The backward pass through updates, and the gradients of the captured tensors."""
 
-    def __init__(self, step: Step, count: int, slots: int, captured: list[Tensor]) -> None:
-        self.step, self.count, self.slots = step, count, slots
+    def __init__(
+        self, step: Step, count: int, slots: int, captured: list[Tensor], last: Tensor
+    ) -> None:
+        self.step, self.count, self.slots, self.last = step, count, slots, last.detach()
+        kind = last.device.type
+        enabled = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if enabled else None
+        self.autocast = torch.autocast(kind, dtype=dtype, enabled=enabled)
         self.places = {id(x): i for i, x in enumerate(captured)}
         self.captured = captured
 
     def gradients(self, z0: Tensor, g: Tensor) -> tuple[Tensor, list[Tensor | None]]:
         """Those of z0 and of the captured tensors."""
         total: list[Tensor | None] = [None] * len(self.captured)
-        return self._reverse(0, self.count, z0, self.slots, g, total), total
+        with self.autocast:
+            return self._reverse(0, self.count, z0, self.slots, g, total), total
 
     def _reverse(
         self, first: int, last: int, z: Tensor, slots: int, g: Tensor, total: list[Tensor | None]
@@ -120,6 +128,8 @@ class _Reversal:
         z = z.detach().requires_grad_()
         with torch.enable_grad():
             closure = closure_convert(lambda z: self.step(k, z), z)
+        if k == self.count - 1:
+            self._check_repeated(closure.fz.detach())
         inputs = [z, *closure.twins, *closure.leaves]
         if not closure.fz.requires_grad:
             return torch.zeros_like(g)
@@ -135,6 +145,16 @@ class _Reversal:
             total[place] = part if before is None or part is None else before + part
         return torch.zeros_like(g) if dz is None else dz
 
+    def _check_repeated(self, last: Tensor) -> None:
+        """Refuse a gradient along other states than those of the forward pass."""
+        tolerance = torch.finfo(last.dtype).eps ** 0.5
+        size = self.last.abs().nan_to_num(posinf=0.0).amax() if last.numel() else 0.0
+        if not torch.allclose(last, self.last, 0.0, float(tolerance * size), equal_nan=True):
+            raise RuntimeError(
+                "phi gave other values when Reversible repeated its updates: a random phi, such as "
+                "dropout, must repeat itself (fixpoint.models.frozen), or use Unrolled()"
+            )
+
 
 class _ReversedUpdates(torch.autograd.Function):
     """The last state as a function of the first and of the captured tensors."""
@@ -142,13 +162,13 @@ class _ReversedUpdates(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, reversal: _Reversal, z: Tensor, z0: Tensor, *captured: Tensor) -> Tensor:
         ctx.reversal = reversal
-        ctx.save_for_backward(z0)
+        ctx.save_for_backward(z0, *captured)  # a change in place is refused
         return z.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (z0,) = ctx.saved_tensors
+        z0 = ctx.saved_tensors[0]
         dz, total = ctx.reversal.gradients(z0.detach(), g)
         return None, None, dz, *total
 

@@ -96,6 +96,8 @@ class _Level:
 
     def apply(self, r: Tensor) -> Tensor:
         shape = r.shape
+        if r.numel() == 0:
+            return r
         if self.padding:
             r = torch.cat([r, r.new_zeros(self.padding, *shape[1:])])
         chunks = r.reshape(*self.matrix.shape[:2], -1)

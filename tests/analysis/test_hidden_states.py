@@ -147,3 +147,22 @@ def test_no_gradient_is_left_in_the_layer(layer):
     gradient_norms(layer, x, loss)
     jacobian_spectrum(layer, x)
     assert all(p.grad is None for p in layer.parameters())
+
+
+def test_all_layers_of_an_ernn_count():
+    torch.manual_seed(0)
+    layer, x = ERNN(3, 5, num_layers=2, nonlinearity="tanh").double(), torch.randn(6, 2, 3).double()
+    state, states = None, []
+    for rows in x:
+        y, state = layer.step(rows, state)
+        states.append(state.hx)
+    g = torch.autograd.grad(y.square().sum(), states[:-1])
+    expected = torch.stack([part.transpose(0, 1).flatten(1).norm(dim=1) for part in g])
+    given = gradient_norms(layer, x, lambda h: h.square().sum())
+    torch.testing.assert_close(given[:-1], expected)
+    assert jacobian_spectrum(layer, x, times=[0, 5]).shape == (2, 2, 10)
+    torch.testing.assert_close(
+        jacobian_spectrum(layer, x, times=[5]), torch.ones_like(x[:1, :, :1].expand(1, 2, 10))
+    )
+    with pytest.raises(ValueError, match="bidirectional"):
+        gradient_norms(ERNN(3, 5, bidirectional=True).double(), x, torch.sum)

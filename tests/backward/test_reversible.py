@@ -68,3 +68,35 @@ def test_solvers_with_a_history_or_a_tolerance_are_refused():
     for solver in (Picard(), Anderson(rtol=0.0, atol=0.0)):
         with pytest.raises(ValueError, match="use Picard or InexactNewton with rtol = atol = 0"):
             FixedPoint(solver, Reversible())
+
+
+def test_a_change_in_place_between_the_passes_is_refused():
+    W = (0.3 * torch.randn(4, 4)).requires_grad_()
+    layer = FixedPoint(Picard(max_iter=6, rtol=0, atol=0), Reversible(2))
+    z = layer(lambda z: torch.tanh(z @ W + 1), torch.zeros(3, 4)).z
+    with torch.no_grad():
+        W.mul_(1.5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+
+
+def test_a_random_map_is_refused():
+    W = (0.3 * torch.randn(4, 4)).requires_grad_()
+    layer = FixedPoint(Picard(max_iter=6, rtol=0, atol=0), Reversible(2))
+    z = layer(lambda z: torch.tanh(torch.dropout(z, 0.5, True) @ W + 1), torch.zeros(3, 4)).z
+    with pytest.raises(RuntimeError, match="other values when Reversible repeated"):
+        z.sum().backward()
+
+
+def test_updates_are_repeated_under_the_autocast_of_the_forward_pass():
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(6, 6), torch.randn(3, 6)
+    solver = Picard(max_iter=8, rtol=0, atol=0)
+    gradients = []
+    for backward in (Unrolled(), Reversible(2)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            z = FixedPoint(solver, backward)(
+                lambda z: torch.tanh(linear(z.bfloat16()).float() + x), torch.zeros(3, 6)
+            ).z
+        gradients.append(torch.autograd.grad(z.sum(), linear.weight)[0])
+    torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-2)

@@ -7,7 +7,16 @@ import torch
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from fixpoint import Anderson, FixedPoint, Implicit, Newton, Picard, Unrolled, make_solver
+from fixpoint import (
+    Anderson,
+    FixedPoint,
+    Implicit,
+    Newton,
+    Picard,
+    Reversible,
+    Unrolled,
+    make_solver,
+)
 
 TIGHT = {"rtol": 1e-13, "atol": 1e-13, "max_iter": 200}
 generator = torch.Generator().manual_seed(0)
@@ -202,3 +211,41 @@ def test_threads_share_nothing():
     for kind in (False, True):
         results = [second for k, second in found if k is kind]
         assert all(torch.equal(results[0], other) for other in results)
+
+
+class _Product(torch.autograd.Function):
+    """z W, which the recorder of operations cannot see."""
+
+    @staticmethod
+    def forward(ctx, z, W):
+        ctx.save_for_backward(z, W)
+        return z @ W
+
+    @staticmethod
+    def backward(ctx, g):
+        z, W = ctx.saved_tensors
+        return g @ W.T, z.T @ g
+
+
+def test_second_derivatives_of_a_nonlinear_map_with_an_operation_that_cannot_be_seen():
+    torch.manual_seed(0)
+    W = (0.25 * torch.randn(4, 4, dtype=torch.float64)).requires_grad_()
+    x, z0 = torch.randn(3, 4, dtype=torch.float64), torch.zeros(3, 4, dtype=torch.float64)
+    layer = FixedPoint(Anderson(rtol=1e-12, atol=0))
+    found = []
+    for product in (torch.matmul, _Product.apply):
+        z = layer(lambda z, product=product: torch.tanh(product(z, W) + x), z0).z
+        (g,) = torch.autograd.grad(z.sum(), W, create_graph=True)
+        found.append(torch.autograd.grad(g.square().sum(), W)[0])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("solver", "backward"),
+    [(Picard(), Implicit()), (Picard(max_iter=2, rtol=0, atol=0), Reversible())],
+    ids=("implicit", "reversible"),
+)
+def test_a_map_that_returns_a_captured_leaf_itself(solver, backward):
+    h = torch.tensor([[1.0, 2.0]], requires_grad=True)
+    FixedPoint(solver, backward)(lambda z: h, torch.zeros(1, 2)).z.sum().backward()
+    assert h.grad.tolist() == [[1.0, 1.0]]

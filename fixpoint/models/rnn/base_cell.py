@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from fixpoint._messages import unknown_name
+from fixpoint._torch import is_exporting
 from fixpoint._validation import at_least
 from fixpoint.models._signature import ShowsAllOptions
 from fixpoint.models.ops.common.activations import ACTIVATIONS
+from fixpoint.models.ops.common.dispatch import without_autocast
 from fixpoint.models.ops.gated.autograd import gated_scan
 from fixpoint.models.ops.gated.autograd import unsupported as gated_unsupported
 from fixpoint.models.ops.gated.reference import gated_scan_reference
@@ -20,6 +21,7 @@ from fixpoint.models.ops.leaky.autograd import fused_scan, unsupported
 from fixpoint.models.ops.leaky.reference import scan_reference
 from fixpoint.models.rnn.parallel import (
     ParallelForm,
+    carries_tangents,
     checked_time,
     gated_form,
     is_traced,
@@ -68,7 +70,7 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
             (`fixpoint.sequence.solve_sequence`): states and gradients are the same to rounding.
             "auto" does so where no fused path applies and it is expected to be faster. It pays
             for a cell of many small operations and long sequences, never beside a fused path on
-            the CPU.
+            the CPU. In forward mode, under torch.func and torch.export the steps are sequential.
 
     Attributes:
         time_solution: `Solution` of the last parallel solve, without its z; None before.
@@ -139,17 +141,21 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
 
     def _states_in_time(self, x: Tensor, h0: Tensor, last_only: bool) -> Tensor:
         """`states`, for all time steps at once where `time` says so."""
-        form = self._parallel_form_to_take(x, h0) if len(x) > 1 else None
+        with without_autocast(x.device.type):
+            form = self._parallel_form_to_take(x, h0) if len(x) > 1 else None
+            if form is not None:
+                states, solution = solve_states(form, h0)
         if form is None:
             return self.states(x, h0, last_only=last_only)
-        states, self.time_solution = solve_states(form, h0)
+        self.time_solution = solution
         if self.time == "parallel" and not self._warned_of_fallback:
-            self._warned_of_fallback = warn_of_fallback(self.time_solution, type(self).__name__)
+            self._warned_of_fallback = warn_of_fallback(solution, type(self).__name__)
         return states[-1] if last_only else states
 
     def _parallel_form_to_take(self, x: Tensor, h0: Tensor) -> ParallelForm | None:
         if self.time == "parallel":
-            return self.parallel_form(x, h0)
+            sequential = carries_tangents() or is_exporting()
+            return None if sequential else self.parallel_form(x, h0)
         fused = self.implementation != "reference" and self.no_fused_path() is None
         if self.time == "sequential" or fused or is_traced() or self.no_parallel_path():
             return None
@@ -240,8 +246,7 @@ class FusedCell(RecurrentCell):
         """Either the reason against the fused path, or the states."""
         device = x.device.type
         lower = dtype_of_products(device)
-        autocast = torch.is_autocast_enabled(device)
-        with torch.autocast(device, enabled=False) if autocast else nullcontext():
+        with without_autocast(device):
             part = {"x": x, **self._arguments(x, h0)}
             if lower is not None:  # a and b are not: 0.99 is 0.988 in bfloat16
                 products = part.keys() - {"a", "b", "activation"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
 
@@ -12,6 +10,7 @@ from fixpoint.backward import Backward, Implicit
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.maps import EquilibriumMap, ManifoldMap
 from fixpoint.models.ops.common.activations import ACTIVATIONS
+from fixpoint.models.ops.common.dispatch import without_autocast
 from fixpoint.models.ops.equilibrium.arguments import MAX_SIZE_ON_CUDA, Inputs, Method
 from fixpoint.models.ops.equilibrium.autograd import equilibrium_scan, unsupported
 from fixpoint.models.ops.equilibrium.results import as_solution
@@ -58,8 +57,7 @@ def _fused_trajectory(
     weights, device = phi.as_self_feedback(), x.device.type
     if weights is None:
         return why_not_fused(phi, fixed_point), None
-    autocast = torch.is_autocast_enabled(device)
-    with torch.autocast(device, enabled=False) if autocast else nullcontext():
+    with without_autocast(device):
         U, V, W, b = weights
         x, h0, good = mask_nonfinite(x, h0)
         inputs = Inputs(x, W, b, U, V, h0)

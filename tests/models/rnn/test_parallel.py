@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn.utils.rnn import pack_sequence
 
 from fixpoint import Anderson, ConvergenceWarning, Implicit, InexactNewton, Result
@@ -95,6 +96,41 @@ def quiet():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         yield
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_forward_mode_and_transforms_take_the_steps_one_after_the_other(name):
+    x, hx = inputs()
+    tangent, values = torch.randn_like(x), []
+    for layer in pair(name):
+        layer.requires_grad_(False)
+        values.append(torch.func.jvp(lambda x, layer=layer: layer(x, hx)[0], (x,), (tangent,)))
+        with forward_ad.dual_level():
+            dual = layer(forward_ad.make_dual(x, tangent), hx)[0]
+            values[-1] += (forward_ad.unpack_dual(dual).tangent,)
+    for sequential, parallel in zip(*values, strict=True):
+        torch.testing.assert_close(parallel, sequential, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(values[1][2], values[1][1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_training_under_autocast_keeps_the_dtype_of_the_parameters(name):
+    _, parallel = pair(name, torch.float32)
+    x, hx = inputs(torch.float32)
+    exact = run(copy.deepcopy(parallel), x, hx)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, h_n = parallel(x, hx)
+    ((output * output).sum() + h_n.sum()).backward()
+    torch.testing.assert_close(output, exact[0])
+    for parameter, gradient in zip(parallel.parameters(), exact[4:], strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_export_takes_the_steps_one_after_the_other():
+    sequential, parallel = pair("FastRNN")
+    x, _ = inputs()
+    exported = torch.export.export(parallel, (x,)).module()
+    torch.testing.assert_close(exported(x)[0], sequential(x)[0])
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])

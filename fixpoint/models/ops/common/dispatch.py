@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -120,3 +121,9 @@ def has_numba() -> bool:
 def module(name: str, kind: str) -> Any:
     """A file of an operation, imported at the first use."""
     return importlib.import_module(f"fixpoint.models.ops.{name}.{kind}")
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """A block in which operations keep the dtype of their arguments."""
+    enabled = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if enabled else nullcontext()
