@@ -29,6 +29,7 @@ from torch.utils._pytree import (
 __all__ = [
     "TorchDispatchMode",
     "batched",
+    "carries_tangents",
     "constant_in_graphs",
     "function_modes",
     "graph_clock",
@@ -115,6 +116,11 @@ def values(x: Tensor) -> list[float]:
 def inside_forward_mode() -> bool:
     """Whether a level of forward-mode differentiation, of torch.func or not, is entered."""
     return inside_transform() or forward_ad._current_level >= 0
+
+
+def carries_tangents() -> bool:
+    """`inside_forward_mode`, which no compiler traces."""
+    return not torch.compiler.is_compiling() and inside_forward_mode()
 
 
 @contextmanager

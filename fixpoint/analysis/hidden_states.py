@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fixpoint.models import ERNN
-from fixpoint.models.rnn.scan import solve_steps
 
 State = Any
 """hx of a layer: a tensor (L, B, n), or a tuple of them (LSTM)."""
@@ -130,18 +129,12 @@ def _unrolled_states(layer: nn.Module, x: Tensor) -> tuple[list[State], Tensor]:
     states: list[State] = []
     if getattr(layer, "bidirectional", False):
         raise ValueError("a bidirectional layer has no one state at t: take each direction alone")
-    if isinstance(layer, ERNN) and layer.num_layers > 1:
+    if isinstance(layer, ERNN):  # step by step: each t has an eta of its own
         stream = None
         for rows in x:
-            output, stream = layer.step(rows, stream)
+            _, stream = layer.step(rows, stream)
             states.append(stream.hx)
-        return states, output
-    if isinstance(layer, ERNN):
-        # Step by step through the solver: each t has an eta of its own.
-        h0 = x.new_zeros(x.shape[1], layer.hidden_size)
-        solutions = solve_steps(layer.cell, layer.fixed_point, x, h0)
-        states = [solution.z for solution in solutions]
-        return states, states[-1]
+        return states, states[-1][-1]
     first, hx = getattr(layer, "batch_first", False), None
     for t in range(len(x)):
         _, hx = layer(x[t].unsqueeze(1 if first else 0), hx)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fixpoint._torch import inside_forward_mode
+from fixpoint._torch import carries_tangents
 from fixpoint._tree import Tree
 from fixpoint._validation import at_least, names_options, non_negative
 from fixpoint.sequence.adjoint import SequenceAdjoint, attach_gradient
@@ -150,7 +150,7 @@ def _solve(
     solver: Solver | None,
 ) -> Solution:
     T, B, n = recurrence.shape
-    if not torch.compiler.is_compiling() and inside_forward_mode():
+    if carries_tangents():
         raise RuntimeError(
             "all time steps at once have derivatives in reverse mode alone, of torch.autograd: "
             "under torch.func and in forward mode take one step after the other"

@@ -160,6 +160,7 @@ def test_all_layers_of_an_ernn_count():
     expected = torch.stack([part.transpose(0, 1).flatten(1).norm(dim=1) for part in g])
     given = gradient_norms(layer, x, lambda h: h.square().sum())
     torch.testing.assert_close(given[:-1], expected)
+    torch.testing.assert_close(given[-1], 2 * y.norm(dim=1))
     assert jacobian_spectrum(layer, x, times=[0, 5]).shape == (2, 2, 10)
     torch.testing.assert_close(
         jacobian_spectrum(layer, x, times=[5]), torch.ones_like(x[:1, :, :1].expand(1, 2, 10))

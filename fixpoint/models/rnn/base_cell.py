@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import is_exporting
+from fixpoint._torch import carries_tangents, is_exporting
 from fixpoint._validation import at_least
 from fixpoint.models._signature import ShowsAllOptions
 from fixpoint.models.ops.common.activations import ACTIVATIONS
@@ -21,7 +21,6 @@ from fixpoint.models.ops.leaky.autograd import fused_scan, unsupported
 from fixpoint.models.ops.leaky.reference import scan_reference
 from fixpoint.models.rnn.parallel import (
     ParallelForm,
-    carries_tangents,
     checked_time,
     gated_form,
     is_traced,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import inside_forward_mode, tree_leaves
+from fixpoint._torch import carries_tangents, tree_leaves
 from fixpoint._tree import Tree
 from fixpoint.failure import ConvergenceWarning
 from fixpoint.models.ops.common.activations import ACTIVATIONS
@@ -104,14 +104,6 @@ def _expected_updates(form: ParallelForm, steps: int) -> float:
 def is_traced() -> bool:
     """Whether a tracer or a transform runs, which cannot follow a loop that depends on data."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or carries_tangents()
-
-
-def carries_tangents() -> bool:
-    """Whether forward mode or a torch.func transform runs, whose derivatives `solve_states` drops.
-
-    A compiler traces neither.
-    """
-    return not torch.compiler.is_compiling() and inside_forward_mode()
 
 
 def warn_of_fallback(solution: Solution, name: str) -> bool:
