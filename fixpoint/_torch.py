@@ -51,8 +51,6 @@ __all__ = [
     "tree_unflatten",
     "unbatched",
     "untraced",
-    "values",
-    "version",
 ]
 
 untraced = torch._disable_dynamo
@@ -106,29 +104,14 @@ outside_graph._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
 )
 
 
-def version(x: Tensor) -> int:
-    """How often x was changed in place, 0 where torch does not count it."""
-    return 0 if x.is_inference() else x._version
-
-
-def values(x: Tensor) -> list[float]:
-    """The numbers of a vector on the host; `tolist` of torch 2.6 refuses those of torch.func."""
-    return [e.item() for e in x] if is_functorch_wrapped_tensor(x) else x.tolist()
-
-
 def to_host(x: Tensor) -> np.ndarray:
     """Copy the numbers of a tensor to the host, those of torch.func's wrappers too."""
-    if inside_transform():
+    if peek_interpreter_stack() is not None:
         while is_functorch_wrapped_tensor(x):
             x = get_unwrapped(x)
         with temporarily_clear_interpreter_stack():
-            return _numbers(x)
-    return _numbers(x)
-
-
-def _numbers(x: Tensor) -> np.ndarray:
-    x = x.detach()
-    array: np.ndarray = x.numpy() if x.device.type == "cpu" else x.cpu().numpy()
+            return x.detach().cpu().numpy()
+    array: np.ndarray = (x.detach() if x.is_cpu else x.detach().cpu()).numpy()
     return array
 
 

@@ -8,12 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fixpoint._torch import version
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution, Trace
 from fixpoint.solvers._rowwise import choose_rows
 from fixpoint.solvers.loop import rules
-from fixpoint.solvers.loop.finished import stop_finished
 from fixpoint.solvers.loop.norms import Norms, Tolerance
 from fixpoint.solvers.loop.rules import Measures, Rules, Status
 
@@ -76,7 +74,7 @@ class Course:
         self.active: Tensor | None = None  # on the device; None where all are
         self.moved: Tensor | None = None
         self._has_moved: np.ndarray | None = None
-        self.given = (z, version(z)), (z, version(z))  # what phi must not change
+        self._watch(z, z)
         self.residuals: list[np.ndarray] = []
         self.iterates: list[Tensor] = []
 
@@ -84,9 +82,8 @@ class Course:
         """Measure z with fz = phi(z), after update k, and return both, lost samples put back."""
         self.updates = k
         self.evaluations += 1
-        for x, given in self.given:
-            if version(x) != given:
-                raise RuntimeError(CHANGED)
+        if self.versions is not None and self.versions != _versions(self.given):
+            raise RuntimeError(CHANGED)
         if k < self.next_check and k < self.most:
             return z, fz
         m = self._measure(k, z, fz)
@@ -104,23 +101,20 @@ class Course:
             self.iterates.append(z.detach())
         return z, fz
 
-    def stop_finished(self, tree: Any) -> Any:
-        """The tree of (B, ...) tensors, without gradient in the rows of finished samples."""
-        if self.active is None or not torch.is_grad_enabled():
-            return tree
-        return stop_finished(self.active, tree)
-
     def freeze(self, proposal: Tensor, z: Tensor) -> Tensor:
         """The proposal, with samples that have ended left where they are."""
-        status = self.status
-        self.status = status._replace(iterations=status.iterations + status.active)
         self.moved = None
         if self.options.backtracks and not self.all_improved:
             self.moved = (proposal != z).any(1)
         if self.active is not None:
             proposal = choose_rows(self.active, proposal, z)
-        self.given = (proposal, version(proposal)), (self.fz, version(self.fz))
+        self._watch(proposal, self.fz)
         return proposal
+
+    def _watch(self, z: Tensor, fz: Tensor) -> None:
+        """Note the tensors that phi must not change."""
+        self.given = z, fz
+        self.versions = _versions(self.given)
 
     def _measure(self, k: int, z: Tensor, fz: Tensor) -> Measures:
         self._has_moved = None
@@ -257,13 +251,14 @@ class Course:
             result, stall = rules.finish(np, self.rules, self.status, self.updates, self.m)
             atol_decides = rules.atol_decides(np, self.rules, self.status, self.m)
         r, solved = self.status.r, self.status.r <= 1
+        iterations = np.where(self.status.active, self.updates, self.status.iterations)
         if self.keep_best and not solved.all():
             z = choose_rows(self._on_device(solved), z, self.best_z)
             r = np.where(solved, r, self.status.best_r)
         return Solution(
             z=z.clone(),
             residual=self._tensor(r, self.norms.dtype),
-            iterations=self._tensor(self.status.iterations, torch.int64),
+            iterations=self._tensor(iterations, torch.int64),
             evaluations=self.evaluations + derivatives.evaluations,
             result=self._tensor(result, torch.int8),
             trace=self._trace(),
@@ -281,3 +276,9 @@ class Course:
             return None
         residual = self._tensor(np.stack(self.residuals), self.norms.dtype)
         return Trace(residual, torch.stack(self.iterates) if self.iterates else None)
+
+
+def _versions(tensors: tuple[Tensor, Tensor]) -> tuple[int, int] | None:
+    """How often each was changed in place; None where torch does not count it."""
+    a, b = tensors
+    return None if a.is_inference() or b.is_inference() else (a._version, b._version)

@@ -11,6 +11,7 @@ from fixpoint._torch import inside_forward_mode, inside_vmap, no_gradients, tree
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Trace
 from fixpoint.solvers.loop.course import Course, CourseOptions
+from fixpoint.solvers.loop.finished import stop_finished
 from fixpoint.solvers.loop.norms import Norms
 from fixpoint.solvers.loop.whole import RowNorms, as_one, derivatives_as_one, join
 
@@ -85,15 +86,17 @@ def _to_tolerance(
             state = solver.init(z, t)
         elif course.restarting is not None:
             state = solver.restart(state, course.restarting, z, fz)
-        start, fz = course.stop_finished((z, fz))
-        if solver.state_has_rows:
-            state = course.stop_finished(state)
+        stops, start = course.active is not None and torch.is_grad_enabled(), z
+        if stops:
+            start, fz = stop_finished(course.active, (z, fz))
+            state = stop_finished(course.active, state) if solver.state_has_rows else state
         proposal, state = solver.update(k, start, fz, state, **given)
         z = course.freeze(proposal, z)
         if k + 1 == track_from:
             z, state = _detached(solver, z, state)
             torch.set_grad_enabled(tracking)
-        z, fz = course.observe(k + 1, z, phi(course.stop_finished(z)), phi)
+        fz = phi(stop_finished(course.active, z) if stops else z)
+        z, fz = course.observe(k + 1, z, fz, phi)
     return course.solution(z, derivatives), state
 
 

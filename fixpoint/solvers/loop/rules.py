@@ -179,6 +179,7 @@ def observe(
         restarting=restarting,
         plain=plain,
         nonfinite=nonfinite,
+        iterations=xp.where(status.active, k, status.iterations),
         coupled=coupled,
     )
 
@@ -228,8 +229,8 @@ def are_finite(m: Measures) -> Array:
 def end_refused(xp: Any, before: Status, status: Status, moved: Array) -> Status:
     """End samples whose solver refuses every step, so that the last one was of length 0."""
     refused = status.active & ~before.improved & ~moved
-    status = status._replace(iterations=status.iterations - refused)
-    return _end(xp, status, refused, Stall.STEP_REFUSED)
+    iterations = xp.where(refused, before.iterations, status.iterations)
+    return _end(xp, status._replace(iterations=iterations), refused, Stall.STEP_REFUSED)
 
 
 def end_at_floor(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -> Status:
