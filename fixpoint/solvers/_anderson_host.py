@@ -13,16 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fixpoint.solvers._numbers import ARRAYS, FLOATS, TENSORS, Arithmetic, Number
+from fixpoint.solvers._numbers import ARRAYS, FLOATS, LIBRARY, TENSORS, Arithmetic, Number
 from fixpoint.solvers._rowwise import at_least_float32
-from fixpoint.solvers._weights import eliminate, inner_products, orthogonalize
+from fixpoint.solvers._weights import SMALL, eliminate, inner_products, orthogonalize
 
 GROWTH = 1.5
 """A step that multiplies |g| by more than this is not accepted."""
 RECOVERY = 1.1
 """Growth of a sample's reduced mixing with each accepted step."""
-SMALL = 2**13
-"""Numbers of a batch up to which one product of all differences is faster than one of each."""
 
 
 class Scalars(NamedTuple):
@@ -237,8 +235,7 @@ def as_tensor(weights: Sequence[Tensor | float] | Tensor, like: Tensor) -> Tenso
     return torch.stack(list(weights)).squeeze(2).to(like.dtype)
 
 
-_LIBRARY = torch.library.Library("fixpoint", "FRAGMENT")
-_LIBRARY.define(
+LIBRARY.define(
     "mix(Tensor fz, Tensor g, Tensor[] df, Tensor[] dg, Tensor start_fz, Tensor start_g, "
     "Tensor scalars, int last, int memory, float beta, float ridge) "
     "-> (Tensor, Tensor, Tensor, Tensor)"
@@ -269,7 +266,7 @@ def _operation(
     return accepted, as_tensor(weights, g).unsqueeze(2), rest, new
 
 
-_LIBRARY.impl("mix", _operation, "CPU")
+LIBRARY.impl("mix", _operation, "CPU")
 
 
 def mix_unseen(end: Step, start: Step, scalars: Tensor, options: Options) -> Outcome:

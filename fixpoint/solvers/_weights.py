@@ -16,6 +16,10 @@ from torch import Tensor
 from fixpoint.solvers._numbers import Arithmetic, Number
 
 
+SMALL = 2**13
+"""Numbers of a batch up to which one product with many is faster than one with each."""
+
+
 class Factors(NamedTuple):
     """R of dG = Q R, column by column: the unit upper triangle, the inverse squares of the
     diagonal, 0 where a difference is left out, and the scale of each difference.
@@ -165,6 +169,8 @@ def _inverse(factors: Factors) -> Tensor:
 
 def inner_products(a: Tensor, others: Sequence[Tensor]) -> Tensor:
     """Inner products of each sample of a with those of each other, (m, B)."""
+    if len(others) > 1 and a.numel() <= SMALL:
+        return torch.linalg.vecdot(torch.stack(list(others)), a)
     return torch.stack([torch.linalg.vecdot(a, b) for b in others])
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from fixpoint._torch import carries_tangents, inside_transform, tree_map
+from fixpoint._torch import carries_tangents, tree_map
 from fixpoint._validation import at_least, non_negative, positive
 from fixpoint.solvers._anderson_host import (
     GROWTH,
@@ -24,7 +24,7 @@ from fixpoint.solvers._anderson_host import (
     mix_on_host,
     mix_unseen,
 )
-from fixpoint.solvers._numbers import TENSORS
+from fixpoint.solvers._numbers import TENSORS, computes_on_host
 from fixpoint.solvers._weights import orthogonalize, subtract_weighted, with_gradient
 from fixpoint.solvers.base import IterativeOptions, IterativeSolver, at_least_float32
 
@@ -99,7 +99,7 @@ class Anderson(IterativeSolver):
         m = self._most_differences(z)
         zeros = tuple(torch.zeros_like(fz) for _ in range(2 * m))
         state = _begin(fz, fz - z)
-        if _computes_on_host(state.g):
+        if computes_on_host(state.g):
             gram = state.scalars.new_zeros(len(z), m * (m + 1) // 2)
             state = state._replace(scalars=torch.cat((state.scalars, gram), 1))
         return state._replace(df=zeros[:m], dg=zeros[m:])
@@ -154,7 +154,7 @@ class Anderson(IterativeSolver):
 
     def _mix(self, end: Step, start: Step, scalars: Tensor, *, may_read: bool) -> Outcome:
         options = Options(self._most_differences(end.fz), self.beta, self.ridge)
-        if not _computes_on_host(end.g):
+        if not computes_on_host(end.g):
             return mix_on_device(end, start, scalars, options)
         return (mix_on_host if may_read else mix_unseen)(end, start, scalars, options)
 
@@ -200,9 +200,3 @@ def _begin(fz: Tensor, g: Tensor) -> AndersonState:
 def _constant(tree: T) -> T:
     """The tree of tensors without their graphs."""
     return tree_map(Tensor.detach, tree)
-
-
-def _computes_on_host(x: Tensor) -> bool:
-    """Whether numbers of x are at hand on the host, without a wait."""
-    plain = type(x) is Tensor and x.device.type == "cpu"
-    return plain and not torch.compiler.is_compiling() and not inside_transform()
