@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fixpoint.solvers._numbers import Arithmetic, Number
 
-
 SMALL = 2**13
 """Numbers of a batch up to which one product with many is faster than one with each."""
 
@@ -132,8 +131,8 @@ def with_gradient(
 ) -> Tensor:
     """gamma, (m, B), with the first and second derivatives of the normal equations' solution.
 
-    gamma and the factors are constants, dG and g have a graph. Each step gamma + M (dG^T g -
-    dG^T dG gamma), with M the inverse of dG^T dG, changes no value and adds an order of derivatives.
+    gamma and the factors are constants, dG and g have a graph. A step gamma + M (dG^T g - dG^T dG
+    gamma), M the inverse of dG^T dG, changes no value and adds an order of derivatives.
     Along a difference that depends on the newer ones but for little more than rounding, rounding
     of the defect would be amplified by 1 / eps: its weight is constant.
     """
@@ -150,7 +149,7 @@ def _inverse(factors: Factors) -> Tensor:
     """(R^T R)^-1 of the differences that are not nearly dependent, (m, m, B)."""
     rows, inverse, scale = factors
     m, eps = len(rows), torch.finfo(scale.dtype).eps
-    free = [(0 < x) & (x < 1 / eps) for x in inverse]  # of unit columns: x = 1 / sine^2
+    free = [(x > 0) & (x < 1 / eps) for x in inverse]  # of unit columns: x = 1 / sine^2
     unit = torch.eye(m, dtype=scale.dtype, device=scale.device).unsqueeze(2)
     w: list[Tensor] = []  # R^-T, row by row
     for i in range(m):

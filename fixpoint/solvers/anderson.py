@@ -95,7 +95,7 @@ class Anderson(IterativeSolver):
 
     restarts = True
 
-    def init_fixed(self, z: Tensor, fz: Tensor) -> AndersonState:
+    def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> AndersonState:
         m = self._most_differences(z)
         zeros = tuple(torch.zeros_like(fz) for _ in range(2 * m))
         state = _begin(fz, fz - z)
@@ -136,7 +136,7 @@ class Anderson(IterativeSolver):
         m = self._most_differences(fz)
         df, dg = (fz - state.fz, *state.df)[:m], (g - state.g, *state.dg)[:m]
         end, start = Step(fz, g, df, dg), Step(*state[:4])
-        differentiates = torch.is_grad_enabled() and dg[0].requires_grad or carries_tangents()
+        differentiates = (torch.is_grad_enabled() and dg[0].requires_grad) or carries_tangents()
         given = (end, start, state.scalars)
         outcome = self._mix(*(_constant(given) if differentiates else given), may_read=may_read)
         accepted, weights, rest, scalars = outcome

@@ -163,7 +163,7 @@ class Broyden(IterativeSolver):
             raise ValueError(f"growth must be > 0; got {growth}")
         self.growth = growth
 
-    def init_fixed(self, z: Tensor, fz: Tensor) -> BroydenState:
+    def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> BroydenState:
         if self.memory is None:
             raise ValueError(
                 "Broyden needs its memory for a state of fixed shape; got memory=None: pass "
