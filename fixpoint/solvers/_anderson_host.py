@@ -259,9 +259,9 @@ def _operation(
     result = mix_on_host(Step(fz, g, df, dg), start, scalars, Options(memory, beta, ridge))
     accepted, weights, rest, new = result
     if accepted is None:
-        accepted = torch.ones_like(g[:, :1], dtype=torch.bool)
+        accepted = g.new_ones(len(g), 1, dtype=torch.bool)
     if rest is None:
-        rest = torch.zeros_like(g[:, :1])
+        rest = g.new_zeros(len(g), 1)
     rest = as_tensor([rest], g).view(-1, 1)
     return accepted, as_tensor(weights, g).unsqueeze(2), rest, new
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from fixpoint._torch import carries_tangents
 from fixpoint._validation import at_least
 from fixpoint.solvers._numbers import (
     TENSORS,
@@ -68,7 +69,7 @@ class Factors(NamedTuple):
         """With the factor I + u s^T on the left."""
         row = self._coefficients(s)
         column = torch.zeros_like(row).unsqueeze(2)
-        last = torch.cat((row, torch.ones_like(s[:, :1]).to(row.dtype)), 1).unsqueeze(1)
+        last = torch.cat((row, s.new_ones(len(s), 1)), 1).unsqueeze(1)
         return Factors(
             torch.cat((self.U, u.unsqueeze(1)), 1),
             torch.cat((self.S, s.unsqueeze(1)), 1),
@@ -187,9 +188,10 @@ class Broyden(IterativeSolver):
     ) -> tuple[Tensor, BroydenState]:
         if state is None:
             return fz, _begin(z, fz)
-        on_host, plain = computes_on_host(fz - z), not torch.is_grad_enabled()
-        reads = on_host and self.may_sync
-        evaluate = Evaluation(z, reads=reads, as_operation=on_host and plain)
+        g = fz - z
+        tracked = torch.is_grad_enabled() and (g.requires_grad or state.direction.requires_grad)
+        on_host = computes_on_host(g) and not (tracked or carries_tangents())
+        evaluate = Evaluation(g, reads=on_host and self.may_sync, as_operation=on_host)
         return self._advance(k, z, fz, state, evaluate)
 
     def _advance(
