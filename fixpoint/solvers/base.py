@@ -292,6 +292,34 @@ class IterativeSolver(Solver):
         """Next iterate and state from z and fz = phi(z), both (B, D), at k = 0, 1, ..."""
         raise NotImplementedError
 
+    def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> Any:
+        """State before the first update, of tensors alone, each in its last shape.
+
+        With `update_fixed` a solve can be traced: by torch.compile and torch.export within a
+        `while_loop`, or into a CUDA graph. No value is read, and no shape changes.
+
+        Args:
+            z: the start, (B, D).
+            fz: phi(z), (B, D).
+            t: time index of a sequence.
+
+        Raises:
+            NotImplementedError: the solver has no such state.
+            ValueError: it needs an option for it.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no state of fixed shape, as a traced solve needs it: take "
+            "Picard, DampedPicard, InexactNewton, Anderson, Broyden(memory=m) or SQUAREM"
+        )
+
+    def update_fixed(self, k: Tensor, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """`update` with a state of `init_fixed`; k = 0, 1, ... is a 0-d tensor of int64."""
+        return self.update(k, z, fz, state)  # type: ignore[arg-type]
+
+    def restart_fixed(self, state: Any, rows: Tensor, z: Tensor, fz: Tensor) -> Any:
+        """`restart` of a state of fixed shape."""
+        return self.restart(state, rows, z, fz)
+
     def restart(self, state: Any, rows: Tensor, z: Tensor, fz: Tensor) -> Any:
         """The state without what it holds of the samples `rows`, (B,) bool.
 

@@ -71,14 +71,19 @@ class DampedPicard(IterativeSolver):
             raise ValueError(f"factor must lie between 0 and 1; got {factor}")
         self.factor = factor
 
+    def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> DampedPicardState:
+        g = at_least_float32(fz - z)
+        merit = dot(g, g)
+        beta = torch.full_like(merit, self.beta).detach()
+        return DampedPicardState(z, g, merit, beta, torch.zeros_like(beta))
+
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: DampedPicardState | None
     ) -> tuple[Tensor, DampedPicardState]:
         g = at_least_float32(fz - z)
         merit = dot(g, g)
         if state is None:
-            beta = torch.full_like(merit, self.beta).detach()
-            state = DampedPicardState(z, g, merit, beta, torch.zeros_like(beta))
+            state = self.init_fixed(z, fz)
         with torch.no_grad():
             better = merit < state.merit
             waited = torch.where(better, 0.0, state.waited + (k > 0))

@@ -104,6 +104,14 @@ class InexactNewton(IterativeSolver):
     def update(self, k: int, z: Tensor, fz: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return torch.lerp(z, fz, state[k]), state
 
+    def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> Tensor:
+        return self.init(z, t)
+
+    def update_fixed(
+        self, k: Tensor, z: Tensor, fz: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return torch.lerp(z, fz, state.index_select(0, k.view(1))), state
+
     def steps(self, t: int | None = None) -> Tensor:
         """eta of the K updates at time t, (K,)."""
         if self.timesteps is None:

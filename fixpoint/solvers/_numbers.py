@@ -1,0 +1,137 @@
+"""Arithmetic of one number for each sample: of a float, a NumPy array or a tensor.
+
++, -, *, / and sqrt of float64 numbers are rounded alike by all three, so that a formula written
+once gives the same bits for a sample wherever it is evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fixpoint._torch import inside_transform
+
+Number = Any
+"""A float, an array or a tensor, (B,), of float64 numbers; conditions are bool."""
+
+
+class Arithmetic(NamedTuple):
+    """What operators do not offer for all kinds of numbers."""
+
+    where: Callable[[Number, Number, Number], Number]
+    sqrt: Callable[[Number], Number]
+    zeros_like: Callable[[Number], Number]
+
+    def least(self, a: Number, b: Number) -> Number:
+        """The smaller one; b where a is NaN."""
+        return self.where(a < b, a, b)
+
+
+FLOATS = Arithmetic(lambda condition, a, b: a if condition else b, math.sqrt, lambda a: 0.0)
+ARRAYS = Arithmetic(np.where, np.sqrt, np.zeros_like)
+TENSORS = Arithmetic(torch.where, torch.sqrt, torch.zeros_like)
+
+
+class Evaluation:
+    """Formulas of numbers of each sample, evaluated on the host or by tensor operations.
+
+    With `reads` the host has the values. Else they remain tensors; on the CPU a formula is then
+    one operation of torch, of which no part is a read of the host.
+
+    Args:
+        like: a tensor of the samples, (B, ...).
+        reads: whether the host may read values.
+        as_operation: whether a formula may be one operation.
+    """
+
+    def __init__(self, like: Tensor, *, reads: bool, as_operation: bool) -> None:
+        self.kind = TENSORS if not reads else FLOATS if like.shape[0] == 1 else ARRAYS
+        self.as_operation = as_operation
+        self.dtype = torch.float32 if like.device.type == "mps" else torch.float64
+
+    def read(self, columns: Tensor) -> Sequence[Number]:
+        """The numbers of a matrix (n, B)."""
+        if self.kind is FLOATS:
+            return columns.flatten().tolist()
+        return columns.double().numpy() if self.kind is ARRAYS else columns.to(self.dtype).unbind()
+
+    def __call__(
+        self, formula: str, numbers: Sequence[Number], constants: Sequence[float]
+    ) -> Sequence[Number]:
+        """The result of a formula that is in `FORMULAS`."""
+        if self.kind is FLOATS:
+            return FORMULAS[formula](FLOATS, numbers, constants)
+        if self.kind is ARRAYS:
+            with np.errstate(all="ignore"):
+                return FORMULAS[formula](ARRAYS, numbers, constants)
+        if self.as_operation:
+            rows = torch.stack(list(numbers))
+            return torch.ops.fixpoint.evaluate(formula, rows, constants).unbind()
+        return FORMULAS[formula](TENSORS, numbers, constants)
+
+    def all(self, condition: Number) -> bool:
+        """Whether the host knows that a condition holds for all samples."""
+        if self.kind is TENSORS:
+            return False
+        return condition if isinstance(condition, bool) else bool(condition.all())
+
+    def multiply(self, number: Number, x: Tensor) -> Tensor:
+        """x, (B, D), with each row multiplied by a number."""
+        if self.all(number == 1):
+            return x
+        return x * (number if self.kind is FLOATS else self.column(number).to(x.dtype))
+
+    def add(self, a: Tensor, number: Number, b: Tensor) -> Tensor:
+        """a + number b, (B, D), with a number for each row."""
+        if self.kind is FLOATS:
+            return torch.add(a, b, alpha=number)
+        return torch.addcmul(a, self.column(number).to(b.dtype), b)
+
+    def column(self, number: Number) -> Tensor:
+        """(B, 1)."""
+        if self.kind is TENSORS:
+            return number.unsqueeze(1)
+        return torch.from_numpy(np.reshape(number, (-1, 1)))
+
+    def pack(self, numbers: Sequence[Number]) -> Tensor:
+        """Numbers of each sample as a matrix, (B, n)."""
+        if self.kind is TENSORS:
+            return torch.stack(list(numbers), 1)
+        return torch.from_numpy(np.array(numbers, dtype=np.float64).reshape(len(numbers), -1)).T
+
+
+def constant(number: Number) -> Number:
+    """A number without the graph that a tensor may have."""
+    return number.detach() if isinstance(number, Tensor) else number
+
+
+Formula = Callable[[Arithmetic, Sequence[Number], Sequence[Any]], Sequence[Number]]
+FORMULAS: dict[str, Formula] = {}
+
+
+def formula(function: Formula) -> Formula:
+    """Enter a formula under its name."""
+    FORMULAS[function.__name__] = function
+    return function
+
+
+def _evaluate(name: str, rows: Tensor, constants: list[float]) -> Tensor:
+    with np.errstate(all="ignore"):
+        result = FORMULAS[name](ARRAYS, rows.numpy(), constants)
+    return torch.from_numpy(np.array(result, dtype=np.float64))
+
+
+LIBRARY = torch.library.Library("fixpoint", "FRAGMENT")
+LIBRARY.define("evaluate(str formula, Tensor rows, float[] constants) -> Tensor")
+LIBRARY.impl("evaluate", _evaluate, "CPU")
+
+
+def computes_on_host(x: Tensor) -> bool:
+    """Whether numbers of x are at hand on the host, without a wait."""
+    plain = type(x) is Tensor and x.device.type == "cpu"
+    return plain and not torch.compiler.is_compiling() and not inside_transform()
