@@ -40,6 +40,7 @@ __all__ = [
     "inside_vmap",
     "is_exporting",
     "is_functorch_wrapped_tensor",
+    "keep_buffers_apart",
     "made_since",
     "no_gradients",
     "outside_graph",
@@ -51,7 +52,15 @@ __all__ = [
     "tree_unflatten",
     "unbatched",
     "untraced",
+    "while_loop",
 ]
+
+def while_loop(condition: Any, body: Any, carried: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Run the body while the condition holds, as one operation of a graph."""
+    from torch._higher_order_ops import while_loop
+
+    return while_loop(condition, body, carried)  # type: ignore[no-any-return]
+
 
 untraced = torch._disable_dynamo
 """Decorator of a function that torch.compile calls and does not trace."""
@@ -68,6 +77,18 @@ def constant_in_graphs(function: Function) -> Function:
     """`torch.compiler.assume_constant_result`, which imports the whole compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@constant_in_graphs
+def keep_buffers_apart() -> None:
+    """Make inductor give each buffer a place of its own, for the whole process.
+
+    In the body of a `while_loop` it otherwise writes a result into a carry or a captured tensor
+    that is still read, and gradients are silently wrong.
+    """
+    from torch._inductor import config
+
+    config.inplace_buffers = False
 
 
 @constant_in_graphs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -78,6 +79,16 @@ class Norms:
                 self.unit = math.sqrt(max(columns[0], 1))
             self.atol = self.atol * self.unit
         self.relative_atol = tolerance.relative_atol and leaf_atol is None
+
+    def on(self, device: torch.device) -> Norms:
+        """These norms, with tensors in place of NumPy arrays."""
+        other = copy.copy(self)
+        if self.columns is not None:
+            other.atol, other.unit = (
+                torch.tensor(list(x), dtype=self.dtype, device=device)
+                for x in (self.atol, self.unit)
+            )
+        return other
 
     def size(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Norm of each sample, (B,), or of each of its leaves, (B, leaves)."""
