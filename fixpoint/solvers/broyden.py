@@ -128,7 +128,8 @@ class Broyden(IterativeSolver):
     direction is tried with a shorter step.
 
     Superlinear near a solution, also where phi is not a contraction. It stores 2 * memory + 4
-    states.
+    states. A state of fixed shape (`init_fixed`) needs its `memory`, and each of its updates
+    takes as long as one with all factors.
 
     Args:
         memory: most factors kept. None: up to 6 D within 4 MiB a sample, or 20.
