@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import (
@@ -15,6 +16,7 @@ from torch._C._functorch import (
     is_legacy_batchedtensor,
     peek_interpreter_stack,
 )
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +43,7 @@ __all__ = [
     "made_since",
     "no_gradients",
     "outside_graph",
+    "to_host",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -48,8 +51,6 @@ __all__ = [
     "tree_unflatten",
     "unbatched",
     "untraced",
-    "values",
-    "version",
 ]
 
 untraced = torch._disable_dynamo
@@ -103,14 +104,15 @@ outside_graph._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
 )
 
 
-def version(x: Tensor) -> int:
-    """How often x was changed in place, 0 where torch does not count it."""
-    return 0 if x.is_inference() else x._version
-
-
-def values(x: Tensor) -> list[float]:
-    """The numbers of a vector on the host; `tolist` of torch 2.6 refuses those of torch.func."""
-    return [e.item() for e in x] if is_functorch_wrapped_tensor(x) else x.tolist()
+def to_host(x: Tensor) -> np.ndarray:
+    """Copy the numbers of a tensor to the host, those of torch.func's wrappers too."""
+    if peek_interpreter_stack() is not None:
+        while is_functorch_wrapped_tensor(x):
+            x = get_unwrapped(x)
+        with temporarily_clear_interpreter_stack():
+            return x.detach().cpu().numpy()
+    array: np.ndarray = (x.detach() if x.is_cpu else x.detach().cpu()).numpy()
+    return array
 
 
 def inside_forward_mode() -> bool:

@@ -159,9 +159,10 @@ class Solution:
 
     Attributes:
         z: state with the structure and shapes of z0.
-        residual: rms(phi(z) - z) / (atol + rtol * rms(phi(z))) of this z, (B,): converged where
-            <= 1. With rtol = atol = 0 and `record` set, rms(phi(z) - z) / rms(phi(z)). None where
-            nothing was measured.
+        residual: rms(phi(z) - z) / (atol + rtol * rms(phi(z))) of this z, (B,): in units of the
+            tolerance, converged where <= 1. A state that has run away from its start counts by
+            the size it started from (`Stall.RUNAWAY`). With rtol = atol = 0 and `record` set,
+            rms(phi(z) - z) / rms(phi(z)). None where nothing was measured.
         iterations: updates applied to each sample, (B,) int64.
         evaluations: calls of phi made for the whole batch.
         result: a `Result` a sample, (B,) int8.
@@ -170,6 +171,11 @@ class Solution:
             Jacobian is D.
         stall: a `Stall` a sample, (B,) int8: why it is STALLED. None in a solve of fixed steps.
         solved_by: of `Auto`: the solver that solved each sample, None where none did.
+        coupled: whether a sample that had converged ceased to be a solution when others moved, so
+            that the batch was solved as a whole: rows of phi depend on each other, or phi does not
+            repeat itself. `batched=False` says so from the start.
+        atol_decides: whether atol is the larger part of the tolerance of each sample, (B,) bool:
+            the state is then small beside it. None where nothing was measured.
 
     Example:
         >>> import torch
@@ -177,6 +183,8 @@ class Solution:
         >>> solution = solve(lambda z: 0.5 * z + 1, torch.zeros(2, 1), Picard(rtol=1e-3))
         >>> solution.iterations.tolist(), solution.evaluations, solution.converged.tolist()
         ([9, 9], 10, [True, True])
+        >>> solution
+        Solution(2 of 2 converged, 9 updates, 10 evaluations)
     """
 
     z: Tree
@@ -188,6 +196,27 @@ class Solution:
     products: int = 0
     stall: Tensor | None = None
     solved_by: tuple[str | None, ...] | None = None
+    coupled: bool = False
+    atol_decides: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"Solution({self.describe()})"
+
+    def describe(self) -> str:
+        """How the samples ended and what it took, in a line."""
+        counts = _counts(self.result, len(Result))
+        parts = [
+            f"{count} of {self.result.numel()} {_SHORT[code]}"
+            for code, count in zip(Result, counts, strict=True)
+            if count
+        ]
+        updates = int(self.iterations.max()) if self.iterations.numel() else 0
+        parts += [_plural(updates, "update"), _plural(self.evaluations, "evaluation")]
+        if self.products:
+            parts.append(_plural(self.products, "product"))
+        if self.coupled:
+            parts.append("as one sample, since rows of phi depend on each other")
+        return ", ".join(parts)
 
     @property
     def converged(self) -> Tensor:
@@ -213,9 +242,9 @@ class Solution:
             >>> solution = solve(phi, torch.zeros(1, 1).double(), Picard(max_iter=10000, rtol=1e-4))
             >>> estimate = solution.error_estimate(phi)
             >>> round(estimate.rate.item(), 4), round(estimate.error.item(), 3)
-            (0.999, 0.003)
+            (0.999, 0.002)
             >>> round(1 - solution.z.item(), 3)
-            0.003
+            0.002
         """
         packing = Packing(self.z, batched=batched)
         packed, z = packing.wrap(phi), packing.pack(self.z)
@@ -244,6 +273,20 @@ class Solution:
         if bool(has_failed(self.result).any()):
             raise ConvergenceError(describe_failures(self.result, self.stall))
         return self
+
+
+_SHORT = {
+    Result.CONVERGED: "converged",
+    Result.FIXED_STEPS: "after fixed steps",
+    Result.MAX_ITER: "at max_iter",
+    Result.STALLED: "stalled",
+    Result.NONFINITE: "not finite",
+    Result.FALLBACK: "solved step by step",
+}
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def has_failed(result: Tensor) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Trace
@@ -15,8 +16,8 @@ from fixpoint.solvers.anderson import Anderson
 from fixpoint.solvers.base import IterativeSolver
 from fixpoint.solvers.broyden import Broyden
 from fixpoint.solvers.damped_picard import DampedPicard
+from fixpoint.solvers.loop import Norms
 from fixpoint.solvers.newton import Newton
-from fixpoint.solvers.residual import ResidualNorm, any_leaf
 
 MIN_UPDATES = 20
 """Updates that a stage makes before it may give a sample up."""
@@ -67,7 +68,7 @@ class Auto(IterativeSolver):
     ) -> tuple[Solution, Any]:
         given: dict[str, Any] = {
             "rtol": self.rtol,
-            "atol": self.atol,
+            "atol": None if self.relative_atol else self.atol,
             "norm": self.norm,
             "leaf_atol": self.leaf_atol,
             "record": self.record,
@@ -78,7 +79,7 @@ class Auto(IterativeSolver):
             return anderson.run_with_state(phi, z, t, track_from=track_from)
         budget = torch.full((len(z),), self.max_iter, device=z.device)
         solution = _Stage(anderson, budget, given).run(phi, z, t, track_from=track_from)
-        norm = ResidualNorm(z, self.tolerance, getattr(phi, "columns", ()))
+        norms = Norms(z, self.tolerance, getattr(phi, "columns", ()))
         stages, fz = ["anderson"], None
         solver_index = torch.zeros_like(budget)
         for name, kind, part in LATER_STAGES:
@@ -95,8 +96,9 @@ class Auto(IterativeSolver):
                 solution = replace(solution, evaluations=solution.evaluations + 1)
             stage.origin = z.detach(), fz
             # From a state that may have run away its residual would look small.
-            start_size = norm.size(z.detach()) + norm.size(fz)
-            far = any_leaf(norm.size(solution.z.detach()) > MAX_START * start_size)
+            sizes = [norms.size(x.detach(), norms.dtype) for x in (solution.z, z, fz)]
+            far = sizes[0] > MAX_START * (sizes[1] + sizes[2])
+            far = far if far.dim() == 1 else far.any(1)
             start = torch.where(far[:, None], z, solution.z)
             more = stage.run(phi, start, t, track_from=track_from, derivatives=derivatives)
             solver_index = torch.where(open_, len(stages), solver_index)
@@ -143,6 +145,11 @@ class _Stage(IterativeSolver):
         self.inner = inner
         self.budget = budget
         self.needs_derivatives = inner.needs_derivatives
+
+    def as_one(self, shape: Size) -> _Stage:
+        one = copy.copy(self)
+        one.budget = self.budget.max().view(1)
+        return one
 
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: _StageState | None, **given: Any

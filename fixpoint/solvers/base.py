@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from typing_extensions import Unpack
 
 from fixpoint._messages import refuse_unknown
@@ -16,8 +16,7 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution
 from fixpoint.solvers._options import whole_signature
 from fixpoint.solvers._rowwise import at_least_float32, dot
-from fixpoint.solvers.loop import Problem, iterate
-from fixpoint.solvers.residual import Norm, Tolerance
+from fixpoint.solvers.loop import Norm, Problem, Tolerance, iterate
 
 __all__ = [
     "IterativeOptions",
@@ -70,7 +69,8 @@ class Solver(nn.Module):
     Args:
         max_iter: most updates of a sample.
         rtol, atol: relative tolerance, and absolute tolerance in units of z. None is rtol / 10, at
-            most 1e-6.
+            most 1e-6, times the scale of the problem where that is below 1: the size of z0 or
+            phi(z0) and of the largest residual. So it does not decide where the state is small.
         norm: size of each sample, (B, D) -> (B,), in place of the RMS; D counts all leaves.
         leaf_atol: atol of each leaf of a tree, in units of that leaf, in place of atol.
 
@@ -99,6 +99,7 @@ class Solver(nn.Module):
         refuse_unknown(type(self).__name__, unknown, option_names(type(self)))
         self.max_iter = at_least(0, max_iter=max_iter)
         self.rtol = non_negative(rtol=rtol)
+        self.relative_atol = atol is None
         if atol is None:
             atol = min(MAX_ATOL, rtol / 10) if rtol > 0 else MAX_ATOL
         self.atol = non_negative(atol=atol)
@@ -137,7 +138,11 @@ class Solver(nn.Module):
     @property
     def tolerance(self) -> Tolerance:
         """What residuals are measured with."""
-        return Tolerance(self.rtol, self.atol, self.norm, self.leaf_atol)
+        return Tolerance(self.rtol, self.atol, self.norm, self.leaf_atol, self.relative_atol)
+
+    def absolute(self: S) -> S:
+        """This solver with an atol that does not follow the scale of the state."""
+        return self.with_options(atol=self.atol) if self.relative_atol else self
 
     def run(
         self,
@@ -178,6 +183,8 @@ class Solver(nn.Module):
                 )
         names = [name for name in option_names(kind) if name not in self.shared_options]
         values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        if self.relative_atol:
+            values["atol"] = None
         checked, other = kind(**values | options), copy.copy(self)
         for name, value in vars(checked).items():
             if not name.startswith("_") and name not in self.shared_options:
@@ -221,8 +228,8 @@ class IterativeSolver(Solver):
             Solvers that take steps back do so always.
         record: "residual" keeps each sample's residual after each update, "iterates" the states
             too; see `Trace`.
-        check_every: look whether all samples have ended (one device synchronisation, more where
-            the solver takes steps back or updates are differentiated) only at each n-th update.
+        check_every: measure the residual, and let the host read it, only at each n-th update; a
+            sample then ends at one of these. Under grad mode, and with `record`, it is 1.
 
     Raises:
         ValueError: a value is out of range, or `record` is unknown.
@@ -319,6 +326,10 @@ class IterativeSolver(Solver):
         They have been put back to z with fz = phi(z), and `update` makes a plain step from there.
         """
         raise NotImplementedError
+
+    def as_one(self, shape: Size) -> IterativeSolver:
+        """The solver of a (B, D) batch whose rows depend on each other, for its (1, B D) form."""
+        return self
 
     def run(
         self,

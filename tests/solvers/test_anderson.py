@@ -88,9 +88,9 @@ def test_the_careful_path_changes_no_bit_of_a_sample_that_does_not_need_it():
         return torch.cat(rows + ([slow.phi(z[1:2]), stiff * z[2:] + 1] if mates else []))
 
     z0 = torch.zeros(3, 20, dtype=torch.float64)
-    alone = solve(lambda z: phi(z, mates=False), z0[:1], Anderson(**options))
     for check_every in (1, 3):
         solver = Anderson(**options, check_every=check_every)
+        alone = solve(lambda z: phi(z, mates=False), z0[:1], solver)
         among = solve(lambda z: phi(z, mates=True), z0, solver)
         assert among.converged.all()
         assert torch.equal(among.z[:1], alone.z)

@@ -2,10 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from fixpoint import SOLVERS, FixedPoint, Implicit, Result, Stall, make_solver, solve
+from fixpoint.solvers.loop import Norms
+from fixpoint.solvers.loop.course import Course
 
 NAMES = [name for name in SOLVERS if name != "inexact-newton"]
 DTYPES = [torch.float32, torch.float64]
@@ -204,17 +207,16 @@ def test_steady_growth_is_called_running_away_and_a_slow_fall_is_not():
 
 def test_memory_does_not_grow_with_updates():
     """Nothing is kept of an update but running minima, unless `record` asks for it."""
-    from fixpoint.solvers.monitor import ConvergenceMonitor
-
-    z = torch.ones(3, 2)
-    watched = ConvergenceMonitor(make_solver("picard", rtol=1e-30, atol=0.0), z)
+    z, solver = torch.ones(3, 2), make_solver("picard", rtol=1e-30, atol=0.0)
+    watched = Course(solver, z, Norms(z, solver.tolerance), every=1, most=99)
     for k in range(50):
         z, _ = watched.observe(k, z, 0.9 * z, lambda z: 0.9 * z)
         z = watched.freeze(0.9 * z, z)
     assert not watched.residuals
-    tensors = [x for x in vars(watched).values() if isinstance(x, torch.Tensor)]
-    assert sum(x.numel() for x in tensors) < 40 * z.numel()
-    assert not any(isinstance(x, list) and x for x in vars(watched).values())
+    assert not watched.iterates
+    kept = [*vars(watched).values(), *watched.status, *watched.m]
+    arrays = [x for x in kept if isinstance(x, (torch.Tensor, np.ndarray))]
+    assert sum(math.prod(x.shape) for x in arrays) < 40 * z.numel()
 
 
 @pytest.mark.parametrize("name", NAMES)
