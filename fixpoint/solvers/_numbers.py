@@ -37,21 +37,20 @@ ARRAYS = Arithmetic(np.where, np.sqrt, np.zeros_like)
 TENSORS = Arithmetic(torch.where, torch.sqrt, torch.zeros_like)
 
 
+Formula = Callable[[Arithmetic, Sequence[Number], Sequence[Any]], Sequence[Number]]
+"""Of numbers and constants."""
+
+
 class Evaluation:
     """Formulas of numbers of each sample, evaluated on the host or by tensor operations.
 
-    With `reads` the host has the values. Else they remain tensors; on the CPU a formula is then
-    one operation of torch, of which no part is a read of the host.
-
     Args:
         like: a tensor of the samples, (B, ...).
-        reads: whether the host may read values.
-        as_operation: whether a formula may be one operation.
+        reads: whether the host may read values; else numbers remain tensors.
     """
 
-    def __init__(self, like: Tensor, *, reads: bool, as_operation: bool) -> None:
+    def __init__(self, like: Tensor, *, reads: bool) -> None:
         self.kind = TENSORS if not reads else FLOATS if like.shape[0] == 1 else ARRAYS
-        self.as_operation = as_operation
         self.dtype = torch.float32 if like.device.type == "mps" else torch.float64
 
     def read(self, columns: Tensor) -> Sequence[Number]:
@@ -61,18 +60,13 @@ class Evaluation:
         return columns.double().numpy() if self.kind is ARRAYS else columns.to(self.dtype).unbind()
 
     def __call__(
-        self, formula: str, numbers: Sequence[Number], constants: Sequence[float]
+        self, formula: Formula, numbers: Sequence[Number], constants: Sequence[Any]
     ) -> Sequence[Number]:
-        """The result of a formula that is in `FORMULAS`."""
-        if self.kind is FLOATS:
-            return FORMULAS[formula](FLOATS, numbers, constants)
-        if self.kind is ARRAYS:
-            with np.errstate(all="ignore"):
-                return FORMULAS[formula](ARRAYS, numbers, constants)
-        if self.as_operation:
-            rows = torch.stack(list(numbers))
-            return torch.ops.fixpoint.evaluate(formula, rows, constants).unbind()
-        return FORMULAS[formula](TENSORS, numbers, constants)
+        """The result of a formula."""
+        if self.kind is not ARRAYS:
+            return formula(self.kind, numbers, constants)
+        with np.errstate(all="ignore"):
+            return formula(ARRAYS, numbers, constants)
 
     def all(self, condition: Number) -> bool:
         """Whether the host knows that a condition holds for all samples."""
@@ -82,7 +76,7 @@ class Evaluation:
 
     def multiply(self, number: Number, x: Tensor) -> Tensor:
         """x, (B, D), with each row multiplied by a number."""
-        if self.all(number == 1):
+        if self.kind is not TENSORS and self.all(number == 1):
             return x
         return x * (number if self.kind is FLOATS else self.column(number).to(x.dtype))
 
@@ -110,25 +104,8 @@ def constant(number: Number) -> Number:
     return number.detach() if isinstance(number, Tensor) else number
 
 
-Formula = Callable[[Arithmetic, Sequence[Number], Sequence[Any]], Sequence[Number]]
-FORMULAS: dict[str, Formula] = {}
-
-
-def formula(function: Formula) -> Formula:
-    """Enter a formula under its name."""
-    FORMULAS[function.__name__] = function
-    return function
-
-
-def _evaluate(name: str, rows: Tensor, constants: list[float]) -> Tensor:
-    with np.errstate(all="ignore"):
-        result = FORMULAS[name](ARRAYS, rows.numpy(), constants)
-    return torch.from_numpy(np.array(result, dtype=np.float64))
-
-
 LIBRARY = torch.library.Library("fixpoint", "FRAGMENT")
-LIBRARY.define("evaluate(str formula, Tensor rows, float[] constants) -> Tensor")
-LIBRARY.impl("evaluate", _evaluate, "CPU")
+"""Operations of torch for what the host computes where nobody may see it read values."""
 
 
 def computes_on_host(x: Tensor) -> bool:

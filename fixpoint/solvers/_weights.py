@@ -62,7 +62,7 @@ def eliminate(
         zero = square == 0
         length = kind.sqrt(square + zero)
         scale.append((square > 0) / length)  # a zero difference gets weight zero
-        entry = 1.0 + ridge + kind.zeros_like(square)
+        entry = 1.0 + ridge + 0 * square
         y_c = right[c] * scale[c]
         for b in range(c):
             r = gram[b][c - b] * scale[c] * scale[b]

@@ -52,8 +52,13 @@ class Anderson(IterativeSolver):
 
     The weights gamma minimize ||g - dG gamma|| over the last `memory` differences of g, each
     sample by itself: by normal equations with columns scaled to length one where these are
-    accurate, else by QR, where a difference that adds only rounding to the newer ones is left
-    out. The result does not depend on the scale of z.
+    accurate, else by Gram-Schmidt, where a difference that adds only rounding to the newer ones is
+    left out. The result does not depend on the scale of z, nor a bit of it on batch-mates: sums
+    are along rows, in an order that depends on D alone (where D is below 32768, or torch has one
+    thread).
+
+    A state of fixed shape (`init_fixed`) holds `memory` differences at all times, and a traced
+    update has operations that grow with their square: up to some 8.
 
     A step after which ||g|| is more than 1.5 times as large is not continued: the next one starts
     where it started, with what the step showed of g', and with the mixing of that sample reduced

@@ -14,13 +14,13 @@ from typing_extensions import Unpack
 from fixpoint._torch import carries_tangents
 from fixpoint._validation import at_least
 from fixpoint.solvers._numbers import (
+    LIBRARY,
     TENSORS,
     Arithmetic,
     Evaluation,
     Number,
     computes_on_host,
     constant,
-    formula,
 )
 from fixpoint.solvers._rowwise import at_least_float32
 from fixpoint.solvers._weights import inner_products
@@ -128,7 +128,8 @@ class Broyden(IterativeSolver):
     direction is tried with a shorter step.
 
     Superlinear near a solution, also where phi is not a contraction. It stores 2 * memory + 4
-    states.
+    states. A state of fixed shape (`init_fixed`) needs its `memory`, and each of its updates
+    takes as long as one with all factors.
 
     Args:
         memory: most factors kept. None: up to 6 D within 4 MiB a sample, or 20.
@@ -180,8 +181,7 @@ class Broyden(IterativeSolver):
     def update_fixed(
         self, k: Tensor, z: Tensor, fz: Tensor, state: BroydenState
     ) -> tuple[Tensor, BroydenState]:
-        evaluate = Evaluation(z, reads=False, as_operation=False)
-        return self._advance(k, z, fz, state, evaluate)
+        return self.advance(k, z, fz, state, Evaluation(z, reads=False))
 
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: BroydenState | None
@@ -191,10 +191,11 @@ class Broyden(IterativeSolver):
         g = fz - z
         tracked = torch.is_grad_enabled() and (g.requires_grad or state.direction.requires_grad)
         on_host = computes_on_host(g) and not (tracked or carries_tangents())
-        evaluate = Evaluation(g, reads=on_host and self.may_sync, as_operation=on_host)
-        return self._advance(k, z, fz, state, evaluate)
+        if on_host and not self.may_sync:
+            return _advance_unseen(self, k, z, fz, state)
+        return self.advance(k, z, fz, state, Evaluation(g, reads=on_host))
 
-    def _advance(
+    def advance(
         self,
         k: int | Tensor,
         z: Tensor,
@@ -202,9 +203,10 @@ class Broyden(IterativeSolver):
         state: BroydenState,
         evaluate: Evaluation,
     ) -> tuple[Tensor, BroydenState]:
+        """`update` with numbers evaluated in this way."""
         end, last = at_least_float32(fz - z), evaluate.read(state.scalars.T)
         (merit,) = evaluate.read(inner_products(end.detach(), (end.detach(),)))
-        accepted, learns, *new = evaluate("accept", [merit, *last], self._constants(k))
+        accepted, learns, *new = evaluate(accept, [merit, *last], self._constants(k))
         factors, full_direction, count = self._with_room(state)
         s, start, g = evaluate.multiply(last[1], state.direction), z, end
         if evaluate.all(accepted):
@@ -218,14 +220,14 @@ class Broyden(IterativeSolver):
             after = torch.where(at_end, p, full_direction)
         q = full_direction - p
         square, inner, along = evaluate.read(inner_products(s, (s, q, after)))
-        (weight,) = evaluate("pair_weight", [square, inner], ())
+        (weight,) = evaluate(pair_weight, [square, inner], ())
         u = evaluate.multiply(weight, s - q)
         factors = factors.append(u, s) if isinstance(count, int) else factors.put(count, u, s)
         full_direction = evaluate.add(after, along, u)
         size = full_direction.detach()
         numbers = [*evaluate.read(inner_products(size, (size,))), constant(square), new[0], new[1]]
         clip_by = (torch.finfo(z.dtype).eps, torch.finfo(end.dtype).tiny)
-        cut, new[1] = evaluate("clip", [*numbers, accepted, learns], clip_by)
+        cut, new[1] = evaluate(clip, [*numbers, accepted, learns], clip_by)
         direction = evaluate.multiply(cut, full_direction)
         moved = evaluate.add(start, new[1], direction).to(z.dtype)
         scalars, count = evaluate.pack(new), count + 1 if isinstance(k, int) else count + (k > 0)
@@ -334,7 +336,6 @@ def _apply_inverses(factors: Factors, q: Tensor) -> Tensor:
     return q
 
 
-@formula
 def accept(
     kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]
 ) -> Sequence[Number]:
@@ -345,7 +346,9 @@ def accept(
     """
     merit, last, step, rejections, *window = numbers
     growth, early = constants
-    largest = functools.reduce(lambda a, b: kind.where(a > b, a, b), window)
+    largest = window[0]
+    for other in window[1:]:
+        largest = kind.where(other > largest, other, largest)
     accepted = (merit <= growth * largest) & (step > 0)  # False where g is not finite
     near = (merit <= MAX_GROWTH**2 * last) & (rejections < MAX_LEARNED)
     # The minimiser of the parabola through the start, its slope and the end of the trial.
@@ -366,7 +369,6 @@ def accept(
     ]
 
 
-@formula
 def pair_weight(
     kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]
 ) -> Sequence[Number]:
@@ -390,7 +392,6 @@ def pair_weight(
     return [kind.where(moved, weight, 0.0)]
 
 
-@formula
 def clip(kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]) -> Sequence[Number]:
     """The factor, at most 1, that cuts a direction to |g| / sqrt(eps) and to 4 |s|, where s is not
     0, and the size of the next step along it.
@@ -411,3 +412,47 @@ def clip(kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]) 
     half = 0.5 * kind.sqrt(square) / (length + (length == 0))
     half = kind.where(half < 1, half, 1.0)
     return [cut, kind.where((accepted > 0) | ((learns > 0) ^ True), step, half)]
+
+
+LIBRARY.define(
+    "broyden(Tensor z, Tensor fz, Tensor[] state, int count, int k, int memory, float growth) "
+    "-> Tensor[]"
+)
+
+
+def _advance_unseen(
+    solver: Broyden, k: int, z: Tensor, fz: Tensor, state: BroydenState
+) -> tuple[Tensor, BroydenState]:
+    """`Broyden.advance` on the host as one operation, of which no part is a read of values."""
+    *given, factors, scalars, count = state
+    memory = solver.most_factors(z.shape[1], z.dtype)
+    tensors = [*given, *factors, scalars]
+    result = torch.ops.fixpoint.broyden(z, fz, tensors, count, k, memory, solver.growth)
+    moved, start, g, direction, full_direction, *factors, scalars = result
+    count = factors[0].shape[1]
+    new = BroydenState(start, g, direction, full_direction, Factors(*factors), scalars, count)
+    return moved, new
+
+
+def _operation(
+    z: Tensor, fz: Tensor, state: list[Tensor], count: int, k: int, memory: int, growth: float
+) -> list[Tensor]:
+    *given, U, S, T, scalars = state
+    start = BroydenState(*given, Factors(U, S, T), scalars, count)
+    evaluate = Evaluation(z, reads=True)
+    moved, new = _solver(memory, growth).advance(k, z, fz, start, evaluate)
+    result = [moved, *new[:4], *new.factors, new.scalars]
+    seen: set[int] = {id(z)}
+    for i, x in enumerate(result):  # an operation returns new tensors, each once
+        if id(x) in seen:
+            result[i] = x.clone()
+        seen.add(id(x))
+    return result
+
+
+@functools.cache
+def _solver(memory: int, growth: float) -> Broyden:
+    return Broyden(memory=memory, growth=growth)
+
+
+LIBRARY.impl("broyden", _operation, "CPU")

@@ -19,7 +19,7 @@ from fixpoint._torch import TorchDispatchMode, tree_flatten, tree_map, tree_unfl
 SOLVERS = {
     "Picard": lambda **o: Picard(beta=0.8, **o),
     "DampedPicard": lambda **o: DampedPicard(**o),
-    "InexactNewton": lambda **o: InexactNewton(60, eta=0.8, learn=False, **o),
+    "InexactNewton": lambda **o: InexactNewton(eta=0.8, learn=False, **o),
     "Anderson": lambda **o: Anderson(**o),
     "damped Anderson": lambda **o: Anderson(memory=3, beta=0.7, ridge=1e-8, **o),
     "Broyden": lambda **o: Broyden(memory=60, **o),
