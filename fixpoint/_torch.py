@@ -55,11 +55,12 @@ __all__ = [
     "while_loop",
 ]
 
+
 def while_loop(condition: Any, body: Any, carried: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Run the body while the condition holds, as one operation of a graph."""
     from torch._higher_order_ops import while_loop
 
-    return while_loop(condition, body, carried)  # type: ignore[no-any-return]
+    return while_loop(condition, body, carried)
 
 
 untraced = torch._disable_dynamo

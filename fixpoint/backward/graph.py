@@ -42,8 +42,9 @@ def solve_implicitly_in_graph(
     # A lost sample has no gradient; phi may not be differentiable where it was lost.
     z = torch.where(without[:, None], z0.detach(), solution.z)
     fz = phi(z)
-    u = torch.where(without[:, None], 0.0, _Adjoint.apply(fz, z, phi, adjoint, keep_failed))
-    return replace(solution, z=torch.where(without[:, None], solution.z, solution.z + (u - u.detach())))
+    u = _Adjoint.apply(fz, z, phi, adjoint, keep_failed)
+    z = torch.where(without[:, None], solution.z, solution.z + (u - u.detach()))
+    return replace(solution, z=z)
 
 
 class _Adjoint(torch.autograd.Function):
@@ -63,7 +64,7 @@ class _Adjoint(torch.autograd.Function):
         return fz.clone()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (z,) = ctx.saved_tensors
         phi = ctx.phi
         size = g.abs().amax(1, keepdim=True)

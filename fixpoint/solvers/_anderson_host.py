@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -124,9 +124,7 @@ def mix_on_host(end: Step, start: Step, scalars: Tensor, options: Options) -> Ou
         return _mix(ARRAYS, end, start, scalars.numpy().T, options)
 
 
-def _mix(
-    kind: Arithmetic, end: Step, start: Step, given: Sequence[Number], options: Options
-) -> Outcome:
+def _mix(kind: Arithmetic, end: Step, start: Step, given: Any, options: Options) -> Outcome:
     fz, g, df, dg = end
     n, accepted_rows = len(dg), None
     products = _numbers(kind, _products(g, dg))
@@ -206,7 +204,7 @@ def _shifted(given: Sequence[Number], row: Sequence[Number], n: int) -> list[Seq
     return gram
 
 
-def _numbers(kind: Arithmetic, x: Tensor) -> Sequence[Number]:
+def _numbers(kind: Arithmetic, x: Tensor) -> Any:
     """The rows of a (n, B) matrix in float64."""
     return x.flatten().tolist() if kind is FLOATS else x.double().numpy()
 
@@ -237,7 +235,7 @@ def as_tensor(weights: Sequence[Tensor | float] | Tensor, like: Tensor) -> Tenso
         return weights.squeeze(2).to(like.dtype)
     if isinstance(weights[0], float):
         return torch.tensor(weights, dtype=like.dtype, device=like.device).unsqueeze(1)
-    return torch.stack(list(weights)).squeeze(2).to(like.dtype)
+    return torch.stack(cast("list[Tensor]", weights)).squeeze(2).to(like.dtype)
 
 
 LIBRARY.define(

@@ -53,7 +53,7 @@ class Evaluation:
         self.kind = TENSORS if not reads else FLOATS if like.shape[0] == 1 else ARRAYS
         self.dtype = torch.float32 if like.device.type == "mps" else torch.float64
 
-    def read(self, columns: Tensor) -> Sequence[Number]:
+    def read(self, columns: Tensor) -> Any:
         """The numbers of a matrix (n, B)."""
         if self.kind is FLOATS:
             return columns.flatten().tolist()

@@ -54,7 +54,9 @@ def eliminate(
         least: sine for which the matrix serves.
     """
     m = len(right)
-    scale, y, inverse = [], [], []
+    scale: list[Number] = []
+    y: list[Number] = []
+    inverse: list[Number] = []
     R: list[list[Number]] = [[] for _ in range(m)]  # R[b][c - b - 1] for c > b
     sound: Number = True
     for c in range(m):

@@ -179,11 +179,15 @@ class Anderson(IterativeSolver):
         """The scalars with the mixing as a function of the differences of rejected steps."""
         dg = at_least_float32(end.dg[0])
         step, one = at_least_float32(end.df[0]) - dg, torch.ones_like(dg[:, 0])
+        assert outcome.accepted is not None
         accepted = outcome.accepted.squeeze(1)
-        # The inner `where` keeps the quotient of an accepted step out of the gradient.
-        slope = [torch.where(accepted, one, x.square().sum(1)).to(last.dtype) for x in (step, dg)]
+        # The inner `where` keeps the quotient of an accepted step, or none, out of the gradient.
+        squares = [x.square().sum(1) for x in (step, dg)]
+        slope = tuple(torch.where(accepted | (x == 0), one, x).to(last.dtype) for x in squares)
         numbers = Scalars(*last[:, :4].unbind(1))
-        mixing = judge(TENSORS, accepted, numbers.merit, slope, numbers, self.memory).mixing
+        mixing = judge(
+            TENSORS, accepted, numbers.merit, (slope[0], slope[1]), numbers, self.memory
+        ).mixing
         change = (mixing - mixing.detach()).unsqueeze(1)
         return torch.cat(
             (outcome.scalars[:, :1], outcome.scalars[:, 1:2] + change, outcome.scalars[:, 2:]), 1

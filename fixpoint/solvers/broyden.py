@@ -97,7 +97,7 @@ class BroydenState(NamedTuple):
 
     g: phi(z) - z. direction: of the step. full_direction: -H g, (B, D) each, all but z in at least
     float32. scalars: |g|^2, the step size, rejections in a row and |g|^2 of the last accepted
-    steps, (B, 3 + `WINDOW`). count: of factors; (B,) where the state has a fixed shape.
+    steps, (B, 3 + `WINDOW`). filled: number of factors; (B,) where the state has a fixed shape.
     """
 
     z: Tensor
@@ -106,7 +106,7 @@ class BroydenState(NamedTuple):
     full_direction: Tensor
     factors: Factors
     scalars: Tensor
-    count: int | Tensor
+    filled: int | Tensor
 
     def transpose_solve(self, g: Tensor) -> Tensor:
         """-H^T g, an estimate of the adjoint (I - J^T)^-1 g, (B, D)."""
@@ -176,7 +176,7 @@ class Broyden(IterativeSolver):
         T = torch.zeros_like(U[:, :, :1]).repeat(1, 1, M)
         count = torch.zeros_like(state.g[:, 0], dtype=torch.int64)
         direction = torch.zeros_like(state.g)
-        return state._replace(factors=Factors(U, S, T), count=count, direction=direction)
+        return state._replace(factors=Factors(U, S, T), filled=count, direction=direction)
 
     def update_fixed(
         self, k: Tensor, z: Tensor, fz: Tensor, state: BroydenState
@@ -241,7 +241,7 @@ class Broyden(IterativeSolver):
 
     def _with_room(self, state: BroydenState) -> tuple[Factors, Tensor, int | Tensor]:
         """The factors with a place for one more, -H g by them, and how many they are."""
-        factors, full_direction, count = state.factors, state.full_direction, state.count
+        factors, full_direction, count = state.factors, state.full_direction, state.filled
         if isinstance(count, int):
             if count >= self.most_factors(state.g.shape[1], state.z.dtype):
                 factors = _keep_last_half(factors)
@@ -438,7 +438,8 @@ def _operation(
     z: Tensor, fz: Tensor, state: list[Tensor], count: int, k: int, memory: int, growth: float
 ) -> list[Tensor]:
     *given, U, S, T, scalars = state
-    start = BroydenState(*given, Factors(U, S, T), scalars, count)
+    z0, g, direction, full = given
+    start = BroydenState(z0, g, direction, full, Factors(U, S, T), scalars, count)
     evaluate = Evaluation(z, reads=True)
     moved, new = _solver(memory, growth).advance(k, z, fz, start, evaluate)
     result = [moved, *new[:4], *new.factors, new.scalars]

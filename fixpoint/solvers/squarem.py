@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class SQUAREMState(NamedTuple):
     plain: Tensor
     bound: Tensor
     reached: Tensor
-    phase: int | Tensor
+    phase: Any
 
 
 class SQUAREM(IterativeSolver):

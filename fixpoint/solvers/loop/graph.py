@@ -149,7 +149,7 @@ class _Step:
             z=z,
             residual=r,
             iterations=torch.where(status.active, k, status.iterations),
-            evaluations=k + 1,
+            evaluations=k + 1,  # type: ignore[arg-type] # a tensor, as all of the graph
             result=result.to(torch.int8),
             stall=stall.to(torch.int8),
             coupled=status.coupled,
@@ -183,4 +183,3 @@ def _split(carried: Carried) -> tuple[Status, Carried]:
 
 def _choose(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
     return torch.where(rows[:, None], new, old)
-
