@@ -63,7 +63,8 @@ def _measured(
     given = {"derivatives": derivatives} if solver.needs_derivatives else {}
     monitor = ConvergenceMonitor(solver, z, getattr(phi, "columns", ()))
     state = None
-    fz = phi(z)
+    evaluate = derivatives.evaluate if solver.needs_derivatives else phi
+    fz = evaluate(z)
     if inside_vmap(z) or inside_vmap(fz):
         raise RuntimeError(VMAP)
     z, fz = monitor.observe(0, z, fz, phi)
@@ -82,7 +83,7 @@ def _measured(
         if k + 1 == track_from:
             z, state = _detached(solver, z, state)
             torch.set_grad_enabled(tracking)
-        z, fz = monitor.observe(k + 1, z, phi(monitor.stop_finished(z)), phi)
+        z, fz = monitor.observe(k + 1, z, evaluate(monitor.stop_finished(z)), phi)
     return monitor.solution(z, derivatives), state
 
 
@@ -104,12 +105,13 @@ def _fixed_steps(
     """Exactly `max_iter` updates, nothing measured."""
     phi, derivatives, t, track_from = problem
     given = {"derivatives": derivatives} if solver.needs_derivatives else {}
+    evaluate = derivatives.evaluate if solver.needs_derivatives else phi
     state = None
     for k in range(solver.max_iter):
         if k == track_from and k > 0:
             z, state = _detached(solver, z, state)
             torch.set_grad_enabled(tracking)
-        fz = phi(z)
+        fz = evaluate(z)
         if k == 0:
             state = solver.init(z, t)
         z, state = solver.update(k, z, fz, state, **given)
