@@ -273,6 +273,11 @@ class IterativeSolver(Solver):
         return self.has_tolerance and self.check_every == 1
 
     @property
+    def keeps_best(self) -> bool:
+        """Whether a sample that failed is returned at its smallest residual."""
+        return self.keep_best or self.backtracks
+
+    @property
     def compiles(self) -> bool:
         """Whether a number of steps is fixed and phi not differentiated."""
         return not (self.has_tolerance or self.needs_derivatives or self.record is not None)

@@ -34,11 +34,12 @@ class MonitorOptions(Protocol):
     """What the monitor needs of a solver; see `IterativeSolver`."""
 
     rtol: float
-    keep_best: bool
     record: Literal["residual", "iterates"] | None
     check_every: int
     origin: tuple[Tensor, Tensor] | None
 
+    @property
+    def keeps_best(self) -> bool: ...
     @property
     def backtracks(self) -> bool: ...
     @property
@@ -85,7 +86,7 @@ class ConvergenceMonitor:
         self.measured = Residuals(self.r, self.r, self.r, self.r)
         self.reach = Reach(self.norm, z, self.measured, 0.0)  # of the start, see `observe`
         self.least_r = 0.0  # a lower bound known on the host
-        self.keep_best = options.keep_best or options.backtracks
+        self.keep_best = options.keeps_best
         self.best_r, self.best_z = self.r, z
         self.floor_checks: Tensor | int = 0  # at which the residual was below 2 eps
         self.best_update: Tensor | int = 0  # the same number for all, or one a sample
