@@ -139,6 +139,10 @@ class Solver(nn.Module):
         """What residuals are measured with."""
         return Tolerance(self.rtol, self.atol, self.norm, self.leaf_atol)
 
+    def as_adjoint(self) -> Solver:
+        """The solver of the adjoint by default, which is given no time index."""
+        return self
+
     def run(
         self,
         phi: MatrixMap,
