@@ -130,7 +130,7 @@ def feasible_eta(phi: MatrixMap, z: Tensor) -> FeasibleEta:
     F, good = _residual_jacobian(phi, z)
     S = -(F + F.mT)
     spectrum = torch.linalg.eigvalsh(S)
-    # An eigenvalue within the rounding of J and of the spectrum counts as 0, as where F is singular.
+    # An eigenvalue within the rounding of J and of S counts as 0, as where F is singular.
     eps = max(torch.finfo(z.dtype).eps, torch.finfo(S.dtype).eps)
     size = 2 + spectrum.abs().amax(1)
     rounding = 4 * z.shape[1] ** 0.5 * eps * size

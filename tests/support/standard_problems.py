@@ -5,9 +5,10 @@ SciPy's F4. The sign decides which eigenvalues of J lie beyond 1: a solver that 
 contract finds one of both easy, one that does not should solve both alike.
 """
 
+from torch import Tensor
+
 from support import problems
 from support.problems import BOUNDARY_VALUE_START, Map, Numbers, Problem, indices, vector
-from torch import Tensor
 
 
 def chebyquad_on_two_sides(z: Tensor) -> Tensor:
