@@ -52,6 +52,7 @@ __all__ = [
     "tree_unflatten",
     "unbatched",
     "untraced",
+    "version",
     "while_loop",
 ]
 
@@ -124,6 +125,11 @@ outside_graph._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
     "LevenbergMarquardt differentiate phi; a fixed number of steps (rtol=0, atol=0) of the other "
     "solvers with Unrolled() or Phantom() compiles to one graph"
 )
+
+
+def version(x: Tensor) -> int:
+    """How often x was changed in place, 0 where torch does not count it."""
+    return 0 if x.is_inference() else x._version
 
 
 def to_host(x: Tensor) -> np.ndarray:

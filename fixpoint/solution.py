@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fixpoint._error_estimate import krylov_error
 from fixpoint._tree import Map, Packing, Tree
 
 
@@ -132,8 +133,8 @@ class Trace(NamedTuple):
 class ErrorEstimate(NamedTuple):
     """How far a state may be from the fixed point, and how fast plain iteration would come there.
 
-    error: estimate of rms(z - z*), (B,); inf where the rate is 1 or more.
-    rate: factor by which a plain update reduces the residual, (B,).
+    error: estimate of rms(z - z*), (B,); inf where phi is known not to contract.
+    rate: factor by which a plain update reduces the residual in the long run, (B,).
     """
 
     error: Tensor
@@ -224,11 +225,13 @@ class Solution:
         return self.result == Result.CONVERGED.value
 
     def error_estimate(self, phi: Map, *, products: int = 8, batched: bool = True) -> ErrorEstimate:
-        """The error of z, residual / (1 - rate), by the rate at which plain updates would converge.
+        """Estimate the error of z, and the rate at which plain updates would converge.
 
         A small residual means a small error only where the rate, the size of J along its slowest
-        direction, is well below 1. It is measured by a power iteration from phi(z) - z with
-        difference quotients. Where phi does not contract the estimate is inf.
+        direction, is well below 1. The error solves (I - J) e = phi(z) - z to first order; both
+        come from the Krylov space of a few products, with difference quotients. It is no bound:
+        what lies outside the space is not seen, and where the error is large so is its curvature.
+        Where phi does not contract the estimate is inf.
 
         Args:
             phi: the map that was solved.
@@ -249,17 +252,8 @@ class Solution:
         packing = Packing(self.z, batched=batched)
         packed, z = packing.wrap(phi), packing.pack(self.z)
         with torch.no_grad():
-            fz = packed(z)
-            size = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-            h = torch.finfo(z.dtype).eps ** 0.5 * torch.where(size > 0, size, 1.0)
-            residual = torch.linalg.vector_norm(fz - z, dim=1, keepdim=True)
-            w, rate = torch.where(residual > 0, fz - z, 1.0), residual
-            for _ in range(max(products, 1)):
-                w = w / torch.linalg.vector_norm(w, dim=1, keepdim=True).clamp_min(1e-30)
-                w = (packed(z + h * w) - fz) / h
-                rate = torch.linalg.vector_norm(w, dim=1, keepdim=True)
-            error = torch.where(rate < 1, residual / (1 - rate), torch.inf)
-        return ErrorEstimate(error[:, 0] / z.shape[1] ** 0.5, rate[:, 0])
+            error, rate = krylov_error(packed, z, products)
+        return ErrorEstimate(error / z.shape[1] ** 0.5, rate)
 
     def check(self) -> Solution:
         """Return self, or say which samples failed and what to do.

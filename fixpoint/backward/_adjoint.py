@@ -141,6 +141,9 @@ class _LinearDerivatives(Derivatives):
         super().__init__(phi)
         self.linearization, self.transposed = linearization, transposed
 
+    def evaluate(self, z: Tensor) -> Tensor:
+        return self.phi(z)
+
     def jacobian(self, z: Tensor) -> Tensor:
         self.products += z.shape[1]
         J = self.linearization.jacobian()

@@ -179,5 +179,6 @@ def _substituted(phi: MatrixMap, captured: list[Tensor]) -> Callable[..., Tensor
 def _default_adjoint(solver: Solver, dtype: torch.dtype) -> Solver:
     if solver.has_tolerance:
         quiet = {"leaf_atol": None} | ({"record": None} if hasattr(solver, "record") else {})
+        solver = solver.as_adjoint()
         return solver.with_options(atol=0.0, rtol=solver.rtol or solver.atol, **quiet)
     return Anderson(max_iter=100, rtol=100 * torch.finfo(dtype).eps, atol=0.0)

@@ -144,6 +144,10 @@ class Solver(nn.Module):
         """This solver with an atol that does not follow the scale of the state."""
         return self.with_options(atol=self.atol) if self.relative_atol else self
 
+    def as_adjoint(self) -> Solver:
+        """The solver of the adjoint by default, which is given no time index."""
+        return self
+
     def run(
         self,
         phi: MatrixMap,
@@ -181,16 +185,18 @@ class Solver(nn.Module):
                     f"{name} cannot change in a copy that shares the parameters of its "
                     f"{kind.__name__}: build a new one"
                 )
-        names = [name for name in option_names(kind) if name not in self.shared_options]
-        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        if self.relative_atol:
-            values["atol"] = None
-        checked, other = kind(**values | options), copy.copy(self)
+        checked, other = kind(**self.options_of(kind) | options), copy.copy(self)
         for name, value in vars(checked).items():
             if not name.startswith("_") and name not in self.shared_options:
                 setattr(other, name, value)
         other.training = self.training
         return other
+
+    def options_of(self, kind: type[Solver]) -> dict[str, Any]:
+        """The values of the options of a class, its own or a parent, that are not shared."""
+        names = [name for name in option_names(kind) if name not in self.shared_options]
+        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return values | {"atol": None} if self.relative_atol else values
 
     def extra_repr(self) -> str:
         parts = [f"max_iter={self.max_iter}"]
@@ -278,6 +284,11 @@ class IterativeSolver(Solver):
         Where it does, `update` may read numbers too, and leave out what no sample needs.
         """
         return self.has_tolerance and self.check_every == 1
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether a sample that failed is returned at its smallest residual."""
+        return self.keep_best or self.backtracks
 
     @property
     def compiles(self) -> bool:

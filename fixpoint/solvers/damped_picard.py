@@ -14,6 +14,8 @@ from fixpoint.solvers.base import IterativeOptions, IterativeSolver
 
 TOO_FAR = 10.0
 """Growth of |g| over its least at which a sample returns."""
+OPPOSED = -0.9
+"""g . g_last / |g_last|^2 below which g turns back without falling much: a slow oscillation."""
 
 
 class DampedPicardState(NamedTuple):
@@ -32,8 +34,9 @@ class DampedPicardState(NamedTuple):
 class DampedPicard(IterativeSolver):
     """z <- z + beta (phi(z) - z), beta of each sample lowered where its residual does not fall.
 
-    After `patience` updates without a new least |phi(z) - z|, beta is multiplied by `factor`, and
-    the least is taken again. Where |phi(z) - z| is more than ten times its least, or phi is not
+    After `patience` updates without a new least |phi(z) - z|, or at once where it points against
+    the one before and has hardly fallen, beta is multiplied by `factor`, and the least is taken
+    again. Where |phi(z) - z| is more than ten times its least, or phi is not
     finite, that is done at once, and the sample returns to its best state.
 
     For maps whose J has eigenvalues far left of -1, which plain iteration makes oscillate, and
@@ -88,7 +91,9 @@ class DampedPicard(IterativeSolver):
             better = merit < state.merit
             waited = torch.where(better, 0.0, state.waited + (k > 0))
             far = ~(merit <= TOO_FAR**2 * state.merit)  # True where phi is not finite
-            expired = (waited >= self.patience) & ~far
+            # Where g was least at the update before, that is the last one.
+            opposed = (state.waited == 0) & (dot(g, state.g) < OPPOSED * state.merit)
+            expired = ((waited >= self.patience) | opposed) & ~far
             beta = torch.where(far | expired, self.factor * state.beta, state.beta)
         new = DampedPicardState(
             torch.where(better | expired, z, state.z),

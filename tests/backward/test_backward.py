@@ -543,3 +543,11 @@ def test_a_nan_cotangent_remains_in_its_row():
     z = layer(lambda z: 0.5 * z + x, torch.zeros(2, 1)).z
     z.backward(torch.tensor([[math.nan], [1.0]]))
     assert x.grad[1].item() == pytest.approx(2, rel=1e-4)
+
+
+def test_the_default_adjoint_of_steps_by_time_needs_no_time():
+    steps = {"max_iter": 60, "eta": 0.7, "learn": False, "rtol": 1e-8}
+    layer = FixedPoint(InexactNewton(timesteps=3, **steps), Implicit())
+    a = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
+    layer(lambda z: a * z + 1, torch.zeros(1, 1, dtype=torch.float64), t=1).z.sum().backward()
+    assert torch.allclose(a.grad, torch.full_like(a, 4.0), rtol=1e-6)

@@ -68,7 +68,7 @@ def test_a_full_memory_keeps_its_last_half(memory):
     solver = Broyden(memory=memory, max_iter=memory + 2, rtol=0.0, atol=0.0)
     with torch.no_grad():
         _, state = solver.run_with_state(lambda z: z @ A + 1, torch.zeros(1, 30).double())
-    assert state.count == memory // 2 + 1
+    assert state.filled == memory // 2 + 1
     s = state.factors.S[:, -1]
     Hy = s - s @ A  # -y, as H starts from -I
     assert torch.allclose(state.factors.apply(Hy), s, rtol=1e-8, atol=1e-10)

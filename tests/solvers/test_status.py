@@ -257,6 +257,26 @@ def test_the_error_estimate_is_the_error_of_a_slow_map(rate, name):
     assert "may exceed their residual" in estimate.describe() or rate < 0.95
 
 
+@pytest.mark.parametrize("kind", ["slow", "not normal"])
+def test_the_error_estimate_is_of_the_size_of_the_error(kind):
+    """By the slowest rate alone it would be up to hundreds of times too large, or too small."""
+    generator, D = torch.Generator().manual_seed(0), 20
+    for _ in range(5):
+        A = torch.randn(D, D, generator=generator, dtype=torch.float64)
+        if kind == "slow":
+            slopes = 1 - torch.logspace(-3, 0, D, dtype=torch.float64)
+            A = torch.linalg.qr(A)[0]
+            A = (A * slopes) @ A.mT
+        else:
+            A = 0.3 * A.triu(1) + torch.diag(torch.linspace(-0.9, 0.9, D, dtype=torch.float64))
+        phi = lambda z, A=A: z @ A.mT + 1  # noqa: E731
+        root = torch.linalg.solve(torch.eye(D).double() - A, torch.ones(D).double())
+        z0 = torch.zeros(1, D, dtype=torch.float64)
+        solution = solve(phi, z0, make_solver("anderson", rtol=1e-4, max_iter=2000))
+        error = (solution.z - root).square().mean(1).sqrt()
+        assert (solution.error_estimate(phi).error / error - 1).abs().item() < 0.7
+
+
 def test_the_error_estimate_bounds_the_error_of_trees_and_has_no_expansion():
     generator = torch.Generator().manual_seed(0)
     W = torch.randn(6, 6, generator=generator, dtype=torch.float64)

@@ -294,7 +294,7 @@ def _as_theirs(
     )
     course = _RecordingMap(packing.wrap(func))
     with torch.no_grad():
-        derivatives = derivatives_of(course.phi, z0) if solver.needs_derivatives else None
+        derivatives = course.derivatives_at(z0) if solver.needs_derivatives else None
         solution = solver.run(course, z0, derivatives=derivatives)
     states = [packing.unpack(z) for z in _sampled(solution, indexing)]
     return packing.unpack(solution.z), states, course.info(max_iter, stop_mode, return_final)
@@ -349,7 +349,16 @@ class _RecordingMap:
         self.residuals: dict[str, list[Tensor]] = {"abs": [], "rel": []}
 
     def __call__(self, z: Tensor) -> Tensor:
-        fz = self.phi(z)
+        return self.note(z, self.phi(z))
+
+    def derivatives_at(self, z: Tensor) -> Derivatives:
+        """Derivatives of phi whose evaluations are noted; those of differences are not."""
+        derivatives = derivatives_of(self.phi, z)
+        evaluate = derivatives.evaluate
+        vars(derivatives)["evaluate"] = lambda z: self.note(z, evaluate(z))
+        return derivatives
+
+    def note(self, z: Tensor, fz: Tensor) -> Tensor:
         residual = _norm(fz - z)
         self.residuals["abs"].append(residual)
         self.residuals["rel"].append(residual / (_norm(fz) + GUARD))

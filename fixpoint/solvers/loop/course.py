@@ -24,11 +24,12 @@ CHANGED = (
 class CourseOptions(Protocol):
     """What a course needs of a solver; see `IterativeSolver`."""
 
-    keep_best: bool
     record: Literal["residual", "iterates"] | None
     check_every: int
     origin: tuple[Tensor, Tensor] | None
 
+    @property
+    def keeps_best(self) -> bool: ...
     @property
     def backtracks(self) -> bool: ...
     @property
@@ -64,7 +65,7 @@ class Course:
     ) -> None:
         self.options, self.norms, self.most = options, norms, most
         self.rules = Rules.of(norms, backtracks=options.backtracks, restarts=options.restarts)
-        self.keep_best = options.keep_best or options.backtracks
+        self.keep_best = options.keeps_best
         self.every, self.next_check = every, 0
         self.updates = self.looked = self.evaluations = 0
         self.done = self.coupled = self.some_failed = False

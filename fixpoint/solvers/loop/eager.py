@@ -73,7 +73,8 @@ def _to_tolerance(
     # In a graph a lost sample has to be seen at once, before it enters a weight's sum.
     every = 1 if tracking or solver.record is not None else solver.check_every
     course, state = Course(solver, z, norms, every=every, most=most), None
-    fz = phi(z)
+    evaluate = derivatives.evaluate if solver.needs_derivatives else phi
+    fz = evaluate(z)
     if inside_vmap(z) or inside_vmap(fz):
         raise RuntimeError(VMAP)
     z, fz = course.observe(0, z, fz, phi)
@@ -95,7 +96,7 @@ def _to_tolerance(
         if k + 1 == track_from:
             z, state = _detached(solver, z, state)
             torch.set_grad_enabled(tracking)
-        fz = phi(stop_finished(course.active, z) if stops else z)
+        fz = evaluate(stop_finished(course.active, z) if stops else z)
         z, fz = course.observe(k + 1, z, fz, phi)
     return course.solution(z, derivatives), state
 
@@ -122,13 +123,14 @@ def _fixed_steps(
     """Exactly `max_iter` updates; nothing is measured but for a record, and nothing read."""
     phi, derivatives, t, track_from = problem
     given = {"derivatives": derivatives} if solver.needs_derivatives else {}
+    evaluate = derivatives.evaluate if solver.needs_derivatives else phi
     record = _Record(solver, z, getattr(phi, "columns", ()))
     state = None
     for k in range(solver.max_iter):
         if k == track_from and k > 0:
             z, state = _detached(solver, z, state)
             torch.set_grad_enabled(tracking)
-        fz = phi(z)
+        fz = evaluate(z)
         record.note(z, fz)
         if k == 0:
             state = solver.init(z, t)

@@ -25,8 +25,9 @@ class GraphIteration(Protocol):
     """What a loop in a graph needs of a solver; see `IterativeSolver`."""
 
     max_iter: int
-    keep_best: bool
 
+    @property
+    def keeps_best(self) -> bool: ...
     @property
     def backtracks(self) -> bool: ...
     @property
@@ -83,7 +84,7 @@ class _Step:
     def __init__(self, solver: GraphIteration, phi: MatrixMap, norms: Norms) -> None:
         self.solver, self.phi, self.norms = solver, phi, norms
         self.rules = Rules.of(norms, backtracks=solver.backtracks, restarts=solver.restarts)
-        self.keep_best = solver.keep_best or solver.backtracks
+        self.keep_best = solver.keeps_best
 
     def goes_on(self, *carried: Tensor) -> Tensor:
         k, status = carried[0], Status(*carried[6 : 6 + len(Status._fields)])

@@ -52,6 +52,9 @@ class WholeDerivatives(Derivatives):
         self.rows, self.shape = rows, shape
         self._view: tuple[Tensor, Tensor] | None = None
 
+    def evaluate(self, z: Tensor) -> Tensor:
+        return self.phi(z)
+
     def jacobian(self, z: Tensor) -> Tensor:
         """J, (1, B D, B D)."""
         units = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
