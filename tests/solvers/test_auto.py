@@ -110,7 +110,7 @@ def test_rows_are_the_same_bits_in_any_batch(solver):
 )
 def test_auto_solves_standard_systems(name):
     (problem,) = [p for p in STANDARD if p.name == name]
-    solution = solve(problem.phi, problem.z0, Auto(rtol=1e-8))
+    solution = solve(problem.phi, problem.z0, Auto(rtol=1e-8, max_iter=1000))
     assert solution.converged.all()
     assert (problem.phi(solution.z) - solution.z).abs().max() <= 1e-7 * (1 + solution.z.abs().max())
 
