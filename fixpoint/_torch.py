@@ -13,8 +13,10 @@ from torch._C._functorch import (
     is_batchedtensor,
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
+    maybe_get_level,
     peek_interpreter_stack,
 )
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,15 +34,21 @@ __all__ = [
     "carries_tangents",
     "constant_in_graphs",
     "function_modes",
+    "gradients",
     "graph_clock",
+    "graph_pass",
     "inside_forward_mode",
     "inside_transform",
     "inside_vmap",
     "is_exporting",
     "is_functorch_wrapped_tensor",
+    "level_zero",
     "made_since",
     "no_gradients",
     "outside_graph",
+    "primal",
+    "stored",
+    "transform_level",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -48,8 +56,10 @@ __all__ = [
     "tree_unflatten",
     "unbatched",
     "untraced",
+    "unwrapped",
     "values",
     "version",
+    "wrapper_level",
 ]
 
 untraced = torch._disable_dynamo
@@ -73,6 +83,67 @@ def constant_in_graphs(function: Function) -> Function:
 def inside_transform() -> bool:
     """Whether a torch.func transform (jvp, vmap, jacrev, ...) is active."""
     return peek_interpreter_stack() is not None
+
+
+@contextmanager
+def level_zero() -> Iterator[None]:
+    """Outside of all torch.func transforms that are active."""
+    if peek_interpreter_stack() is None:
+        yield
+    else:
+        with temporarily_clear_interpreter_stack():
+            yield
+
+
+def transform_level() -> int:
+    """How many torch.func transforms are active."""
+    top = peek_interpreter_stack()
+    return 0 if top is None else top.level()
+
+
+def wrapper_level(x: Tensor) -> int:
+    """The number of the torch.func transform that has wrapped x; -1 where none has."""
+    return maybe_get_level(x)
+
+
+def unwrapped(x: Tensor) -> Tensor | None:
+    """The tensor below the outermost wrapper of torch.func; None where there is none.
+
+    Where wrappers of other transforms lie below each other in the wrong order, an inner transform
+    was applied to a tensor of an outer one whose level has been left.
+    """
+    if not is_functorch_wrapped_tensor(x):
+        return None
+    below = get_unwrapped(x)
+    if is_functorch_wrapped_tensor(below) and maybe_get_level(below) >= maybe_get_level(x):
+        raise RuntimeError(
+            "phi applies a torch.func transform to a tensor of a transform around the solve: "
+            "differentiate the solve by torch.autograd"
+        )
+    return below
+
+
+def primal(x: Tensor) -> Tensor:
+    """x as a leaf without gradient and tangent, outside of all transforms.
+
+    Raises:
+        RuntimeError: torch.func.vmap hides an axis of x.
+    """
+    while is_functorch_wrapped_tensor(x):
+        if is_batchedtensor(x):
+            raise RuntimeError("torch.func.vmap hides an axis of a tensor that has no batch here")
+        x = get_unwrapped(x)
+    with level_zero():
+        if forward_ad._current_level >= 0:
+            x = forward_ad.unpack_dual(x).primal
+        return x.detach()
+
+
+def stored(x: Tensor) -> Tensor:
+    """The tensor below all wrappers of torch.func; its axes are those of all instances."""
+    while is_functorch_wrapped_tensor(x):
+        x = get_unwrapped(x)
+    return x
 
 
 def inside_vmap(x: Tensor) -> bool:
@@ -134,9 +205,21 @@ def no_gradients() -> Iterator[None]:
                 yield
 
 
+@contextmanager
+def gradients(*, reverse: bool) -> Iterator[None]:
+    """Forward-mode tangents and, if `reverse`, reverse-mode graphs, within `no_gradients`."""
+    with torch.set_grad_enabled(reverse), forward_ad._set_fwd_grad_enabled(True):
+        yield
+
+
 def graph_clock() -> int:
     """A number that grows with each graph node made by this thread."""
     return torch._C._autograd._get_sequence_nr()
+
+
+def graph_pass() -> int:
+    """The number of the backward pass under way, for its hooks; -1 outside of one."""
+    return torch._C._current_graph_task_id()
 
 
 def made_since(x: Tensor, clock: int) -> bool:

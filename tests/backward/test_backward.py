@@ -411,7 +411,7 @@ def test_the_layer_twice_in_one_graph_and_backward_twice():
 def test_options_of_the_adjoint_reach_it():
     for max_iter in (2, 7):
         adjoint = Picard(max_iter=max_iter, rtol=1e-15, atol=0.0)
-        backward = Implicit(adjoint, on_failure="ignore")
+        backward = Implicit(adjoint, failed="keep", on_failure="ignore")
         layer = FixedPoint(Picard(**TIGHT), backward)
         x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
         layer(lambda z: 0.5 * z + x, torch.zeros_like(x)).z.backward()
