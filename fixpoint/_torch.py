@@ -16,7 +16,10 @@ from torch._C._functorch import (
     maybe_get_level,
     peek_interpreter_stack,
 )
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._functorch.pyfunctorch import (
+    temporarily_clear_interpreter_stack,
+    temporarily_restore_interpreter_stack,
+)
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,6 +50,7 @@ __all__ = [
     "no_gradients",
     "outside_graph",
     "primal",
+    "restored",
     "stored",
     "transform_level",
     "tree_flatten",
@@ -56,7 +60,6 @@ __all__ = [
     "tree_unflatten",
     "unbatched",
     "untraced",
-    "unwrapped",
     "values",
     "version",
     "wrapper_level",
@@ -86,13 +89,20 @@ def inside_transform() -> bool:
 
 
 @contextmanager
-def level_zero() -> Iterator[None]:
-    """Outside of all torch.func transforms that are active."""
+def level_zero() -> Iterator[list[Any]]:
+    """Outside of all torch.func transforms that are active; gives them, for `restored`."""
     if peek_interpreter_stack() is None:
-        yield
+        yield []
     else:
-        with temporarily_clear_interpreter_stack():
-            yield
+        with temporarily_clear_interpreter_stack() as stack:
+            yield stack
+
+
+@contextmanager
+def restored(stack: list[Any]) -> Iterator[None]:
+    """Within the transforms again that `level_zero` has left."""
+    with temporarily_restore_interpreter_stack(stack):
+        yield
 
 
 def transform_level() -> int:
@@ -104,23 +114,6 @@ def transform_level() -> int:
 def wrapper_level(x: Tensor) -> int:
     """The number of the torch.func transform that has wrapped x; -1 where none has."""
     return maybe_get_level(x)
-
-
-def unwrapped(x: Tensor) -> Tensor | None:
-    """The tensor below the outermost wrapper of torch.func; None where there is none.
-
-    Where wrappers of other transforms lie below each other in the wrong order, an inner transform
-    was applied to a tensor of an outer one whose level has been left.
-    """
-    if not is_functorch_wrapped_tensor(x):
-        return None
-    below = get_unwrapped(x)
-    if is_functorch_wrapped_tensor(below) and maybe_get_level(below) >= maybe_get_level(x):
-        raise RuntimeError(
-            "phi applies a torch.func transform to a tensor of a transform around the solve: "
-            "differentiate the solve by torch.autograd"
-        )
-    return below
 
 
 def primal(x: Tensor) -> Tensor:

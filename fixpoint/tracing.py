@@ -12,7 +12,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,16 +28,19 @@ from fixpoint._torch import (
     is_functorch_wrapped_tensor,
     level_zero,
     made_since,
+    no_gradients,
     primal,
+    restored,
+    stored,
     transform_level,
     tree_leaves,
     untraced,
-    unwrapped,
     wrapper_level,
 )
 from fixpoint.row_guard import guard_rows
 
 MatrixMap = Callable[[Tensor], Tensor]
+R = TypeVar("R")
 PureMap = Callable[..., Tensor]
 """f(z, *captured), (B, D) like z."""
 
@@ -80,23 +83,21 @@ def closure_convert(phi: MatrixMap, z: Tensor, *, lost: Tensor | None = None) ->
     A gradient of fz costs the same whatever the captured tensors were computed from, and is
     partial where one depends on another. Rows that are `lost`, (B,), touch no other row's gradient.
     """
-    outer = transform_level()
-    with level_zero():
-        recorder, opaque = _Recorder(z, outer), []
-        fz = recorder.evaluate(phi, lost)
-        if _other_leaves(fz, [z, *recorder.twins]):
-            seen = OuterTensors()
-            recorder = _Recorder(z, outer, hidden=seen)
-            with seen:
-                fz = recorder.evaluate(phi, lost)
-            own = [z, *recorder.twins]
-            opaque = [x for x in seen.outer.values() if all(x is not other for other in own)]
-            opaque += _other_leaves(fz, [*own, *opaque])
+    recorder, opaque = _Recorder(z), []
+    fz = recorder.evaluate(phi, lost)
+    if other_leaves(stored(fz), [z, *recorder.twins]):
+        seen = OuterTensors()
+        recorder = _Recorder(z, hidden=seen)
+        with seen:
+            fz = recorder.evaluate(phi, lost)
+        own = [z, *recorder.twins]
+        opaque = [x for x in seen.outer.values() if all(x is not other for other in own)]
+        opaque += other_leaves(stored(fz), [*own, *opaque])
     if opaque and inside_forward_mode():
         raise RuntimeError(UNSEEN)
     again = _substituted(phi, recorder.captured, lost, autocast_state(z))
     replay = None if opaque else recorder.replay(fz)
-    return Closure(fz, recorder.captured, recorder.twins, opaque, again, replay or again)
+    return Closure(stored(fz), recorder.captured, recorder.twins, opaque, again, replay or again)
 
 
 def closure_convert_in_vmap(phi: MatrixMap, z: Tensor) -> Closure:
@@ -105,7 +106,7 @@ def closure_convert_in_vmap(phi: MatrixMap, z: Tensor) -> Closure:
     Whatever phi makes by operations that the recorder cannot see looks like a captured tensor; a
     second evaluation tells, as phi then makes another one.
     """
-    first, recorder = (_Recorder(z, transform_level(), twins=False) for _ in range(2))
+    first, recorder = (_Recorder(z, twins=False) for _ in range(2))
     before, fz = first.evaluate(phi), recorder.evaluate(phi)
     same = len(first.captured) == len(recorder.captured) and all(
         a is b for a, b in zip(first.captured, recorder.captured, strict=True)
@@ -137,17 +138,39 @@ def _substituted(
     return function
 
 
-class Primals(TorchFunctionMode):
-    """Operations on tensors without gradient, tangent and wrapper of torch.func."""
+class _Primals(TorchFunctionMode):
+    """Operations on tensors without tangent and without the transforms around the solve."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = transform_level()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return func(*map_nested(args, _primal), **map_nested(kwargs or {}, _primal))
+        return func(*map_nested(args, self._primal), **map_nested(kwargs or {}, self._primal))
+
+    def _primal(self, x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        if is_functorch_wrapped_tensor(x):
+            return stored(x) if wrapper_level(x) <= self.outer else x
+        return primal(x) if _is_transformed(x) else x
 
 
-def _primal(x: Any) -> Any:
-    return primal(x) if isinstance(x, Tensor) and _is_transformed(x) else x
+def at_level_zero(run: Callable[[MatrixMap], R], phi: MatrixMap) -> R:
+    """run(phi) outside of all transforms of torch.func, phi without their derivatives.
+
+    phi itself is evaluated within them, since it may apply further ones.
+    """
+
+    def phi_of_primals(z: Tensor) -> Tensor:
+        with restored(stack), _Primals():
+            return stored(phi(z))
+
+    phi_of_primals.columns = getattr(phi, "columns", ())  # type: ignore[attr-defined]
+    with level_zero() as stack, no_gradients():
+        return run(phi_of_primals)
 
 
 class _Slot:
@@ -211,12 +234,11 @@ class _Recorder(RecordingMode):
 
     Args:
         z: where phi is evaluated.
-        outer: how many torch.func transforms are around the solve.
         hidden: does not see how twins are made.
     """
 
     def __init__(
-        self, z: Tensor, outer: int, *, twins: bool = True, hidden: OuterTensors | None = None
+        self, z: Tensor, *, twins: bool = True, hidden: OuterTensors | None = None
     ) -> None:
         super().__init__()
         self.with_twins, self.hidden = twins, hidden
@@ -231,7 +253,7 @@ class _Recorder(RecordingMode):
         self.nested = False  # whether phi applies transforms of torch.func itself
         self.z, self.kind = z, z.device.type
         self._add(z)
-        self.start, self.outer = graph_clock(), outer
+        self.start, self.outer = graph_clock(), transform_level()
 
     def evaluate(self, phi: MatrixMap, lost: Tensor | None = None) -> Tensor:
         """phi(z), recorded."""
@@ -331,28 +353,17 @@ class _Recorder(RecordingMode):
 
     def _is_made_inside(self, x: Tensor) -> bool:
         """Whether an operation that cannot be seen has made x from z or from a twin."""
-        if not self.with_twins:
-            inside = is_functorch_wrapped_tensor(x) and wrapper_level(x) > self.outer
+        if is_functorch_wrapped_tensor(x):
+            inside = wrapper_level(x) > self.outer
             self.nested = self.nested or inside
             return inside
-        below = unwrapped(x)
-        if below is not None:
-            return self.outer == 0 or self._wraps_known(below)
+        if not self.with_twins:
+            return False
         # The clock is that of one thread: a tensor of another thread may look too young.
         leaves = [self.z, *self.twins]
         return made_since(x, self.start) and any(
             leaf is own for leaf in _leaves(x) for own in leaves
         )
-
-    def _wraps_known(self, x: Tensor | None) -> bool:
-        """Whether phi itself applies a transform of torch.func to a tensor it is given."""
-        while x is not None:
-            if self.holds(x) or any(x is twin for twin in self.twins):
-                return True
-            if not is_functorch_wrapped_tensor(x) and made_since(x, self.start):
-                return True
-            x = unwrapped(x)
-        return False
 
     def _twin(self, x: Tensor) -> Tensor:
         with unrecorded(), level_zero(), self.hidden.paused() if self.hidden else nullcontext():
@@ -485,7 +496,7 @@ def _bind(result: Any, out: Any, found: dict[int, Tensor]) -> None:
             _bind(slot, out[name], found)
 
 
-def _other_leaves(fz: Tensor, known: list[Tensor]) -> list[Tensor]:
+def other_leaves(fz: Tensor, known: list[Tensor]) -> list[Tensor]:
     """Leaves that the graph of fz leads to other than through the known tensors."""
     own = {id(x) for x in known}
     edges = {torch.autograd.graph.get_gradient_edge(x)[:2] for x in known if x.grad_fn is not None}

@@ -56,4 +56,4 @@ class _FirstWithGradient:
 class _AlwaysWithGradient(_FirstWithGradient):
     def __call__(self, z: Tensor) -> Tensor:
         with torch.enable_grad():
-            return self.phi(z).detach()
+            return self.phi(z.detach().requires_grad_()).detach()

@@ -14,7 +14,6 @@ from fixpoint._torch import (
     inside_forward_mode,
     inside_vmap,
     level_zero,
-    no_gradients,
     primal,
     transform_level,
 )
@@ -32,7 +31,7 @@ from fixpoint.failure import (
 )
 from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Anderson, Broyden, Solver, make_solver
-from fixpoint.tracing import Closure, Primals, closure_convert, closure_convert_in_vmap
+from fixpoint.tracing import Closure, at_level_zero, closure_convert, closure_convert_in_vmap
 
 Start = Callable[[Tensor], Tensor]
 ADJOINTS = 2**16
@@ -176,8 +175,7 @@ class Implicit(Backward):
             fz = phi(z0)  # what phi makes once and keeps has its derivatives
             if transform_level() and (inside_vmap(z0) or inside_vmap(fz)):
                 return self._solve_in_vmap(solver, phi, z0, t)
-            with level_zero(), no_gradients(), Primals():
-                solution = solver.run(phi, primal(z0), t)
+            solution = at_level_zero(lambda phi: solver.run(phi, primal(z0), t), phi)
             closure, z = _closure_at(solution, solver, phi, primal(z0))
         problem = Problem(
             function=closure.function,

@@ -13,7 +13,7 @@ from torch import Tensor
 from fixpoint._modes import unrecorded
 from fixpoint._validation import at_least
 from fixpoint.backward._adjoint import pullback
-from fixpoint.backward._evaluation import solve_without_gradient
+from fixpoint.backward._evaluation import NO_GRAPH, solve_without_gradient
 from fixpoint.backward.base import Backward
 from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Solution
@@ -196,12 +196,23 @@ class _Walk:
         while last - first > 1:
             middle = last - 1 if slots == 0 else first + _split(last - first, slots)
             at = z
-            with torch.no_grad():
-                for k in range(first, middle):
-                    at = self.steps.step(k, at, [*self.twins, *self.opaque])
+            for k in range(first, middle):
+                at = self._forward(k, at)
             g = self._reverse(middle, last, at, max(slots - 1, 0), g)
             last = middle
         return self._back(first, z, g)
+
+    def _forward(self, k: int, z: Tensor) -> Tensor:
+        """One update, without gradient, save for a phi that differentiates itself."""
+        inputs = [*self.twins, *self.opaque]
+        try:
+            with torch.no_grad():
+                return self.steps.step(k, z, inputs)
+        except RuntimeError as error:
+            if NO_GRAPH not in str(error):
+                raise
+        with torch.enable_grad():
+            return self.steps.step(k, z.detach().requires_grad_(), inputs).detach()
 
     def _back(self, k: int, z: Tensor, g: Tensor) -> Tensor:
         """Through one update."""
