@@ -245,7 +245,7 @@ def test_the_values_under_a_transform_are_those_without_it():
         assert f(dual).item() == pytest.approx(1.25)
 
 
-def test_opaque_tensors_that_threads_share():
+def test_opaque_tensors_used_by_several_threads():
     """The hooks that make derivatives partial act in the backward pass that set them alone."""
     a0 = leaf(0.5)
     a = a0 * 1.0

@@ -171,8 +171,8 @@ class DEQ(nn.Module):
         """f held still, with those of the given arguments that it takes, and the others."""
         own = {name: value for name, value in given.items() if _takes(self.f, name, value)}
         options = {name: value for name, value in given.items() if name not in own}
-        held = frozen(self.f) if isinstance(self.f, nn.Module) else nullcontext(self.f)
-        with held as f:
+        still = frozen(self.f) if isinstance(self.f, nn.Module) else nullcontext(self.f)
+        with still as f:
             yield (functools.partial(f, **own) if own else f), options
 
     def _solve(
