@@ -122,8 +122,11 @@ def substitute(
     phi: MatrixMap, z: Tensor, captured: list[Tensor], values: list[Tensor], *given: Tensor
 ) -> Tensor:
     """phi(z) with other tensors in the place of the captured ones; `given` ones may be there."""
-    with _Substitution([z, *given], captured, values):
-        return phi(z)
+    mode = _Substitution([z, *given], captured, values)
+    with mode:
+        fz = phi(z)
+    found: Tensor = mode.values.get(id(fz), fz)  # phi may return a captured tensor itself
+    return found
 
 
 def _substituted(
@@ -203,7 +206,7 @@ class _Substitution(RecordingMode):
     def __init__(self, given: list[Tensor], captured: list[Tensor], values: list[Tensor]) -> None:
         super().__init__()
         self.values = {id(x): value for x, value in zip(captured, values, strict=True)}
-        self.own = {id(x): weakref.ref(x) for x in given}
+        self.own = {id(x): weakref.ref(x) for x in [*given, *values]}
         self.start = graph_clock()
 
     @untraced
@@ -250,6 +253,7 @@ class _Recorder(RecordingMode):
         self.calls: list[_Call] = []
         self.count = 0
         self.complete = True
+        self.returned: _Slot | None = None  # of a captured tensor that phi returns itself
         self.nested = False  # whether phi applies transforms of torch.func itself
         self.z, self.kind = z, z.device.type
         self._add(z)
@@ -259,7 +263,13 @@ class _Recorder(RecordingMode):
         """phi(z), recorded."""
         with self, guard_rows(lost):
             fz = phi(self.z)
-        return self._twin_of(fz) if fz.is_leaf else fz
+        if not fz.is_leaf:
+            return fz
+        slot, twin = self._slot(fz), self._value(fz)
+        if twin is not fz:
+            self.returned = slot
+        leaf: Tensor = twin
+        return leaf
 
     def holds(self, x: Tensor) -> bool:
         """Whether x is known: z, captured, or made by a recorded operation."""
@@ -288,9 +298,9 @@ class _Recorder(RecordingMode):
 
         None where not all of its operations could be seen.
         """
-        if not (self.complete and self.holds(fz)):
+        if not (self.complete and (self.holds(fz) or self.returned is not None)):
             return None
-        places, last = self.places, self._slot(fz)
+        places, last = self.places, self.returned or self._slot(fz)
         groups = itertools.groupby(self.calls, lambda call: call.autocast)
         parts = [(autocast, list(calls)) for autocast, calls in groups]
 
@@ -311,12 +321,6 @@ class _Recorder(RecordingMode):
             return fill(last)
 
         return replayed
-
-    def _twin_of(self, x: Tensor) -> Tensor:
-        """The twin of a captured tensor that phi returns itself; any other tensor as it is."""
-        self._slot(x)
-        twin: Tensor = self._value(x)
-        return twin
 
     def _add(self, x: Tensor) -> int:
         place, self.count = self.count, self.count + 1
