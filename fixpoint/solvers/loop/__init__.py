@@ -12,7 +12,17 @@ statuses. The rules do not know of states. `Course` is the only place where both
 
 from fixpoint.solvers.loop.eager import Problem, iterate
 from fixpoint.solvers.loop.gauge import Gauge
-from fixpoint.solvers.loop.norms import Norm, Norms, Tolerance
+from fixpoint.solvers.loop.norms import Norm, Norms, Tolerance, resolution
 from fixpoint.solvers.loop.rules import classify, has_stalled
 
-__all__ = ["Gauge", "Norm", "Norms", "Problem", "Tolerance", "classify", "has_stalled", "iterate"]
+__all__ = [
+    "Gauge",
+    "Norm",
+    "Norms",
+    "Problem",
+    "Tolerance",
+    "classify",
+    "has_stalled",
+    "iterate",
+    "resolution",
+]
