@@ -42,7 +42,7 @@ def krylov_error(
                 w = w - part[:, None] * v
                 H[:, i, j] += part
         rest = torch.linalg.vector_norm(w, dim=1)
-        # What remains of the noise of the quotient is no direction.
+        # What remains of the noise of the quotient is not a direction.
         rest = torch.where(rest > 10 * noise * length.clamp_min(1.0), rest, 0.0)
         H[:, j + 1, j] = rest
         V.append(torch.where(rest[:, None] > 0, w / rest[:, None], 0.0))

@@ -64,6 +64,7 @@ __all__ = [
     "unbatched",
     "untraced",
     "version",
+    "versions",
     "while_loop",
     "wrapper_level",
 ]
@@ -193,6 +194,11 @@ outside_graph._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
 def version(x: Tensor) -> int:
     """How often x was changed in place, 0 where torch does not count it."""
     return 0 if x.is_inference() else x._version
+
+
+def versions(a: Tensor, b: Tensor) -> tuple[int, int] | None:
+    """How often each was changed in place; None where torch does not count it."""
+    return None if a.is_inference() or b.is_inference() else (a._version, b._version)
 
 
 def to_host(x: Tensor) -> np.ndarray:

@@ -229,7 +229,7 @@ class Solution:
 
         A small residual means a small error only where the rate, the size of J along its slowest
         direction, is well below 1. The error solves (I - J) e = phi(z) - z to first order; both
-        come from the Krylov space of a few products, with difference quotients. It is no bound:
+        come from the Krylov space of a few products, with difference quotients. It is not a bound:
         what lies outside the space is not seen, and where the error is large so is its curvature.
         Where phi does not contract the estimate is inf.
 

@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
     scalars: Tensor
 
 
-def judge(
+def accept_step(
     kind: Arithmetic,
     accepted: Number,
     merit: Number,
@@ -105,7 +105,7 @@ def mix_on_device(end: Step, start: Step, scalars: Tensor, options: Options) -> 
     merit, moved, change = (x.square().sum(1).to(scalars.dtype) for x in (g, step, dg[0]))
     last = Scalars(*scalars.unbind(1))
     accepted = merit <= GROWTH**2 * last.merit
-    new = judge(TENSORS, accepted, merit, (moved, change), last, options.memory)
+    new = accept_step(TENSORS, accepted, merit, (moved, change), last, options.memory)
     accepted = accepted.unsqueeze(1)
     fz = at_least_float32(torch.where(accepted, end.fz, start.fz))
     noise = torch.finfo(end.fz.dtype).eps * fz.square().sum(1).sqrt()
@@ -138,11 +138,11 @@ def _mix(kind: Arithmetic, end: Step, start: Step, given: Any, options: Options)
         moved = torch.linalg.vecdot(wide[0], wide[0])
         numbers = _numbers(kind, torch.stack((moved, *inner_products(wide[1], wide[2:]))))
         slope, right = (numbers[0], products[n + 2]), numbers[1:]
-    if kind is FLOATS and accepted:  # as `judge` says, in less time
+    if kind is FLOATS and accepted:  # as `accept_step` says, in less time
         recovered = min(RECOVERY * last.mixing, 1.0)
         new = Scalars(merit, recovered, 0.0, min(last.count + 1, float(options.memory)))
     else:
-        new = judge(kind, accepted, merit, slope, last, options.memory)
+        new = accept_step(kind, accepted, merit, slope, last, options.memory)
     used = gram
     if not _all(new.count >= n):
         used = [[kind.where(new.count > i, r[0], 0.0), *r[1:]] for i, r in enumerate(gram)]
@@ -273,7 +273,7 @@ LIBRARY.impl("mix", _operation, "CPU")
 
 
 def mix_unseen(end: Step, start: Step, scalars: Tensor, options: Options) -> Outcome:
-    """`mix_on_host` as one operation, of which no part is a read of the host."""
+    """`mix_on_host` as one operation, so that nothing in it counts as a read of the host."""
     accepted, weights, rest, new = torch.ops.fixpoint.mix(
         end.fz,
         end.g,

@@ -69,7 +69,7 @@ class Evaluation:
             return formula(ARRAYS, numbers, constants)
 
     def all(self, condition: Number) -> bool:
-        """Whether the host knows that a condition holds for all samples."""
+        """Whether the host has read that a condition holds for all samples."""
         if self.kind is TENSORS:
             return False
         return condition if isinstance(condition, bool) else bool(condition.all())
@@ -105,7 +105,7 @@ def constant(number: Number) -> Number:
 
 
 LIBRARY = torch.library.Library("fixpoint", "FRAGMENT")
-"""Operations of torch for what the host computes where nobody may see it read values."""
+"""Operations of torch for what the host computes without a visible read of values."""
 
 
 def computes_on_host(x: Tensor) -> bool:

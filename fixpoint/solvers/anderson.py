@@ -18,8 +18,8 @@ from fixpoint.solvers._anderson_host import (
     Outcome,
     Scalars,
     Step,
+    accept_step,
     as_tensor,
-    judge,
     mix_on_device,
     mix_on_host,
     mix_unseen,
@@ -185,7 +185,7 @@ class Anderson(IterativeSolver):
         squares = [x.square().sum(1) for x in (step, dg)]
         slope = tuple(torch.where(accepted | (x == 0), one, x).to(last.dtype) for x in squares)
         numbers = Scalars(*last[:, :4].unbind(1))
-        mixing = judge(
+        mixing = accept_step(
             TENSORS, accepted, numbers.merit, (slope[0], slope[1]), numbers, self.memory
         ).mixing
         change = (mixing - mixing.detach()).unsqueeze(1)

@@ -36,13 +36,13 @@ MAX_DIRECT = 64
 class Later(NamedTuple):
     """A stage after Anderson.
 
-    share: of the updates left that it may make; fresh: whether it starts at z0, or else at the
+    fraction: of the updates left that it may make; fresh: whether it starts at z0, or else at the
     sample's best state.
     """
 
     name: str
     build: Callable[..., IterativeSolver]
-    share: float
+    fraction: float
     fresh: bool
 
 
@@ -69,7 +69,7 @@ class Auto(IterativeSolver):
     another would not have entered, so both starts are tried.
 
     Anderson gives a sample up when its least residual lies in the first half of its updates, when
-    phi is not finite there, or after 80 % of `max_iter`. Each later stage has a share of the
+    phi is not finite there, or after 80 % of `max_iter`. Each later stage has a fraction of the
     updates that are left. Samples that are solved take no part in later stages, so that a batch
     that Anderson solves costs what Anderson costs. `Solution.solved_by` names the solver of each
     sample.
@@ -122,7 +122,7 @@ class Auto(IterativeSolver):
             open_ &= (solution.iterations > 0) | (solution.result != Result.NONFINITE.value)
             if not bool(open_.any()):
                 break
-            budget = torch.where(open_, (later.share * left).ceil().long(), 0)
+            budget = torch.where(open_, (later.fraction * left).ceil().long(), 0)
             stage = _Stage(later.build(**options), budget, options)
             if fz is None:
                 fz = phi(z).detach()

@@ -423,7 +423,7 @@ LIBRARY.define(
 def _advance_unseen(
     solver: Broyden, k: int, z: Tensor, fz: Tensor, state: BroydenState
 ) -> tuple[Tensor, BroydenState]:
-    """`Broyden.advance` on the host as one operation, of which no part is a read of values."""
+    """`Broyden.advance` on the host as one operation, so that nothing in it counts as a read."""
     *given, factors, scalars, count = state
     memory = solver.most_factors(z.shape[1], z.dtype)
     tensors = [*given, *factors, scalars]

@@ -119,7 +119,7 @@ class Newton(IterativeSolver):
         after = accept_or_backtrack(trial, z, fz, may_sync=self.may_sync, max_merit=max_merit)
         watchdog = Watchdog() if state is None else state.watchdog
         after, watchdog = watchdog.follow(after, may_sync=self.may_sync)
-        # J is known where phi was evaluated. Samples that did not stay there have a direction.
+        # J is known where phi was evaluated. Samples put back elsewhere have a direction.
         at = after.z if torch.is_grad_enabled() else z
         accepted, all_accepted, z, g, merit, step_size = after
         forcing = _forcing(state, accepted, merit)

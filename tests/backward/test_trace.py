@@ -218,7 +218,7 @@ def test_replays_keep_the_autocast_of_the_recorded_evaluation():
         (first,) = torch.autograd.grad(z.sum(), W, create_graph=True)
         return torch.autograd.grad(first.square().sum(), W)[0]
 
-    layer = FixedPoint(Picard(rtol=1e-3, max_iter=100), Implicit())
+    layer = FixedPoint(Picard(rtol=1e-2, max_iter=100), Implicit())
     opened = second(layer(inside, torch.zeros(3, 4)).z)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         around = layer(lambda z: torch.tanh((z @ W).float() + x), torch.zeros(3, 4)).z

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fixpoint._torch import versions
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution, Trace
 from fixpoint.solvers._rowwise import choose_rows
@@ -83,7 +84,7 @@ class Course:
         """Measure z with fz = phi(z), after update k, and return both, lost samples put back."""
         self.updates = k
         self.evaluations += 1
-        if self.versions is not None and self.versions != _versions(self.given):
+        if self.versions is not None and self.versions != versions(*self.given):
             raise RuntimeError(CHANGED)
         if k < self.next_check and k < self.most:
             return z, fz
@@ -115,7 +116,7 @@ class Course:
     def _watch(self, z: Tensor, fz: Tensor) -> None:
         """Note the tensors that phi must not change."""
         self.given = z, fz
-        self.versions = _versions(self.given)
+        self.versions = versions(*self.given)
 
     def _measure(self, k: int, z: Tensor, fz: Tensor) -> Measures:
         self._has_moved = None
@@ -277,9 +278,3 @@ class Course:
             return None
         residual = self._tensor(np.stack(self.residuals), self.norms.dtype)
         return Trace(residual, torch.stack(self.iterates) if self.iterates else None)
-
-
-def _versions(tensors: tuple[Tensor, Tensor]) -> tuple[int, int] | None:
-    """How often each was changed in place; None where torch does not count it."""
-    a, b = tensors
-    return None if a.is_inference() or b.is_inference() else (a._version, b._version)
