@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import no_gradients, outside_graph
+from fixpoint._torch import inside_transform, no_gradients, outside_graph
 from fixpoint._tree import Map, Packing, Tree
 from fixpoint._validation import names_options
 from fixpoint.backward import Backward, Implicit, Phantom, Reversible, Unrolled
@@ -23,6 +23,7 @@ from fixpoint.failure import (
     checked_failed,
     some_failed,
 )
+from fixpoint.rows import check_rows
 from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Anderson, Solver, make_solver
 from fixpoint.solvers.base import IterativeOptions
@@ -196,7 +197,8 @@ class FixedPoint(nn.Module):
             solution.check()
         left_out = tracks() and self.failed == "zero"
         gradient = 'They contribute no gradient (failed="zero")' if left_out else ""
-        advice = ". ".join(part for part in (gradient, packing.advice) if part)
+        coupled = "" if self.non_convergence.silent else _coupling(phi, solution)
+        advice = ". ".join(part for part in (gradient, coupled, packing.advice) if part)
         self.non_convergence.report(solution, advice=advice)
         if not tracks() or self.failed == "keep":
             return solution
@@ -208,3 +210,14 @@ class FixedPoint(nn.Module):
             moved = guarded_map(phi, lost)(value)
             value = torch.where(lost[:, None], value, with_gradient_of(value, moved))
         return replace(solution, z=torch.where(rows, value, z))
+
+
+def _coupling(phi: MatrixMap, solution: Solution) -> str:
+    """Advice where samples failed since they depend on each other: each was solved alone."""
+    if solution.coupled or len(solution.z) < 2 or inside_transform():
+        return ""
+    check = check_rows(phi, solution.z.detach())
+    if not check.repeats or not bool(check.coupled.any()):
+        return ""
+    text = check.describe()
+    return text[0].upper() + text[1:]

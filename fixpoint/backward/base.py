@@ -17,8 +17,9 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.failure import FailedRows, some_failed
 from fixpoint.row_guard import guard_rows
 from fixpoint.solution import Result, Solution, has_failed
-from fixpoint.solvers import InexactNewton, Solver
+from fixpoint.solvers import Solver
 from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers.loop import Problem, make_first_updates
 
 
 class Backward(nn.Module):
@@ -64,34 +65,24 @@ def refuse_learned_eta(solver: Solver, backward: str) -> None:
 def solve_then_track(
     solver: Solver, updates: Solver, count: int, phi: MatrixMap, z0: Tensor, t: int | None
 ) -> Solution:
-    """The solution with the gradient of `count` updates made from it; its value is unchanged.
-
-    Each is the first update of a solve: past convergence the differences of iterates, from which
-    later updates are made, are rounding noise, and a line search refuses steps at random.
-    """
+    """The solution with the gradient of `count` first updates made from it; its value remains."""
     solution = solve_without_gradient(lambda phi: solver.run(phi, z0, t), phi)
     if not tracks():
         return solution
     # A lost sample has no gradient; phi may not be differentiable where it was lost.
-    lost = (solution.result == Result.NONFINITE.value)[:, None]
+    lost = solution.result == Result.NONFINITE.value
     with no_gradients():
-        start = torch.where(lost, z0, solution.z).clone()
+        start = torch.where(lost[:, None], z0, solution.z).clone()
     guarded = phi
     if not torch.compiler.is_compiling() and some_failed(solution.result):
         guarded = guarded_map(phi, has_failed(solution.result))
-    solver = cast(IterativeSolver, updates)
-    derivatives, z = Derivatives(guarded), start
-    given: dict[str, Any] = {"derivatives": derivatives} if solver.needs_derivatives else {}
-    for k in range(count):
-        # With a fresh state each is the first update, but for a solver without one.
-        number = k if isinstance(solver, InexactNewton) else 0
-        moved, _ = solver.update(number, z, guarded(z), solver.init(z, t), **given)
-        z = torch.where(lost, start, moved)
+    problem = Problem(guarded, Derivatives(guarded), t)
+    made = make_first_updates(cast(IterativeSolver, updates), problem, start, count, lost)
     return replace(
         solution,
-        z=with_gradient_of(solution.z, z),
-        evaluations=solution.evaluations + count + derivatives.evaluations,
-        products=solution.products + derivatives.products,
+        z=with_gradient_of(solution.z, made[0]),
+        evaluations=solution.evaluations + made[1],
+        products=solution.products + problem.derivatives.products,
     )
 
 

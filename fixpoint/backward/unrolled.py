@@ -69,12 +69,11 @@ class Unrolled(Backward):
 
     def _run(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         if not solver.has_tolerance:
-            if self.last is not None:
-                return solver.run(phi, z0, t, track_from=solver.max_iter - self.last)
+            track_from = 0 if self.last is None else solver.max_iter - self.last
             uses_differences = isinstance(solver, (Anderson, BarzilaiBorwein, Broyden))
             if uses_differences and solver.record is None:
-                return run_until_settled(solver, phi, z0, t)
-            return solver.run(phi, z0, t)
+                return run_until_settled(solver, phi, z0, t, track_from)
+            return solver.run(phi, z0, t, track_from=track_from)
         solution = solver.run(phi, z0, t)
         return with_gradient_of_warm_starts(solution, solver, phi, z0, t)
 

@@ -4,13 +4,17 @@
     rules.py   how each sample stands after an update: pure functions of NumPy arrays or tensors
     course.py  one solve on the host: asks the rules, freezes samples, keeps the best states
     gauge.py   the residual of single evaluations, for SciPy's and torchdeq's solvers
-    eager.py   evaluates phi, lets the solver update, and stops
+    eager.py   evaluates phi, lets the solver update, and stops; also a fixed number of updates,
+               and first updates from a solution
+    watch.py   what watches a fixed number of updates: a record, or the samples that settle
+    whole.py   a batch whose rows depend on each other, as one sample
+    graph.py   the same loop as one operation of a graph, by the same rules
 
 A solver gives `init` and a pure `update`; it does not know of tolerances, frozen samples or
 statuses. The rules do not know of states. `Course` is the only place where both meet.
 """
 
-from fixpoint.solvers.loop.eager import Problem, iterate
+from fixpoint.solvers.loop.eager import Problem, iterate, make_first_updates, settle
 from fixpoint.solvers.loop.gauge import Gauge
 from fixpoint.solvers.loop.norms import Norm, Norms, Tolerance, resolution
 from fixpoint.solvers.loop.rules import classify, has_stalled
@@ -24,5 +28,7 @@ __all__ = [
     "classify",
     "has_stalled",
     "iterate",
+    "make_first_updates",
     "resolution",
+    "settle",
 ]

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from fixpoint._torch import inside_forward_mode, inside_vmap, no_gradients, tree_map
 from fixpoint.derivatives import Derivatives, MatrixMap
-from fixpoint.solution import Result, Solution, Trace
+from fixpoint.solution import Result, Solution
+from fixpoint.solvers._rowwise import choose_rows
 from fixpoint.solvers.loop.course import Course, CourseOptions
 from fixpoint.solvers.loop.finished import stop_finished
 from fixpoint.solvers.loop.norms import Norms
+from fixpoint.solvers.loop.watch import Record, Settling
 from fixpoint.solvers.loop.whole import RowNorms, as_one, derivatives_as_one, join
 
 VMAP = (
@@ -59,7 +61,7 @@ def iterate(solver: Iteration, problem: Problem, z: Tensor) -> tuple[Solution, A
     tracking, columns = torch.is_grad_enabled(), getattr(problem.phi, "columns", ())
     with torch.set_grad_enabled(tracking and problem.track_from <= 0):
         if not solver.has_tolerance:
-            return _fixed_steps(solver, problem, z, tracking)
+            return make_updates(solver, problem, z, tracking, Record(solver, z, columns))
         norms = Norms(z, solver.tolerance, columns)
         return _to_tolerance(solver, problem, z, tracking, norms, solver.max_iter)
 
@@ -117,66 +119,72 @@ def _as_one(
     return join(first, rest, z.shape), None
 
 
-def _fixed_steps(
-    solver: Iteration, problem: Problem, z: Tensor, tracking: bool
+def settle(solver: Iteration, problem: Problem, z: Tensor) -> tuple[Solution, Settling]:
+    """Exactly `max_iter` updates, in which samples at their solution settle."""
+    tracking, settling = torch.is_grad_enabled(), Settling(z)
+    with torch.set_grad_enabled(tracking and problem.track_from <= 0):
+        solution, _ = make_updates(solver, problem, z, tracking, settling)
+    return solution, settling
+
+
+def make_updates(
+    solver: Iteration, problem: Problem, z: Tensor, tracking: bool, watch: Record | Settling
 ) -> tuple[Solution, Any]:
-    """Exactly `max_iter` updates; nothing is measured but for a record, and nothing read."""
+    """Exactly `max_iter` updates; nothing is read, and measured only by what watches."""
     phi, derivatives, t, track_from = problem
     given = {"derivatives": derivatives} if solver.needs_derivatives else {}
     evaluate = derivatives.evaluate if solver.needs_derivatives else phi
-    record = _Record(solver, z, getattr(phi, "columns", ()))
     state = None
     for k in range(solver.max_iter):
         if k == track_from and k > 0:
             z, state = _detached(solver, z, state)
             torch.set_grad_enabled(tracking)
-        fz = evaluate(z)
-        record.note(z, fz)
+        start = watch.stop_settled(z)
+        fz = evaluate(start)
+        watch.note(z, fz)
         if k == 0:
             state = solver.init(z, t)
-        z, state = solver.update(k, z, fz, state, **given)
-    evaluations, residual = solver.max_iter, None
-    if solver.record is not None:
-        record.note(z, phi(z))
-        evaluations, residual = evaluations + 1, record.residuals[-1]
+        start, fz = watch.stop_settled((start, fz))
+        if solver.state_has_rows:
+            state = watch.stop_settled(state)
+        z, state = solver.update(k, start, fz, state, **given)
+    evaluations = solver.max_iter
+    if watch.looks:
+        watch.note(z, phi(watch.stop_settled(z)))
+        evaluations += 1
     shape, device = (z.shape[0],), z.device
     solution = Solution(
         z=z,
-        residual=residual,
+        residual=watch.residual,
         iterations=torch.full(shape, solver.max_iter, dtype=torch.int64, device=device),
         evaluations=evaluations + derivatives.evaluations,
         result=torch.full(shape, Result.FIXED_STEPS.value, dtype=torch.int8, device=device),
-        trace=record.trace(),
+        trace=watch.trace(),
         products=derivatives.products,
     )
     return solution, state
 
 
-class _Record:
-    """Relative residuals |phi(z) - z| / |phi(z)| and states of a fixed number of steps."""
+def make_first_updates(
+    solver: Iteration, problem: Problem, z: Tensor, count: int, frozen: Tensor
+) -> tuple[Tensor, int]:
+    """So many first updates of a solve, one from the end of the other, and evaluations made.
 
-    def __init__(self, solver: Iteration, z: Tensor, columns: Any) -> None:
-        self.kind = solver.record
-        self.residuals: list[Tensor] = []
-        self.iterates: list[Tensor] = []
-        if self.kind is not None:
-            self.norms = Norms(z, solver.tolerance, columns)
+    Past convergence the differences of iterates, from which later updates are made, are rounding
+    noise, and a line search refuses steps at random.
 
-    def note(self, z: Tensor, fz: Tensor) -> None:
-        if self.kind is None:
-            return
-        z, fz = z.detach(), fz.detach()
-        residual, size = (self.norms.size(x, self.norms.dtype) for x in (fz - z, fz))
-        r = torch.where(residual == 0, residual, residual / size)
-        self.residuals.append(r if r.dim() == 1 else r.amax(1))
-        if self.kind == "iterates":
-            self.iterates.append(z)
-
-    def trace(self) -> Trace | None:
-        if self.kind is None:
-            return None
-        iterates = torch.stack(self.iterates) if self.iterates else None
-        return Trace(torch.stack(self.residuals), iterates)
+    Args:
+        frozen: samples that do not move, (B,).
+    """
+    phi, derivatives, t, _ = problem
+    given = {"derivatives": derivatives} if solver.needs_derivatives else {}
+    start = z
+    for k in range(count):
+        # With a fresh state each is the first update, but of a solver whose steps are numbered.
+        number = 0 if solver.state_has_rows else k
+        moved, _ = solver.update(number, z, phi(z), solver.init(z, t), **given)
+        z = choose_rows(frozen, start, moved)
+    return z, count + derivatives.evaluations
 
 
 def _detached(solver: Iteration, z: Tensor, state: Any) -> tuple[Tensor, Any]:
