@@ -58,7 +58,7 @@ class LanguageModel(nn.Module):
         self.head = None if tied else nn.Linear(hidden_size, vocabulary)
         self.bias = nn.Parameter(self.embedding.weight.new_zeros(vocabulary)) if tied else None
         if counts is not None:
-            bias = self.bias if self.head is None else self.head.bias
+            bias: Any = self.bias if self.head is None else self.head.bias
             with torch.no_grad():
                 bias.copy_(torch.log_softmax((counts + 1.0).log(), 0))
 
