@@ -168,7 +168,7 @@ def _ernn(layer: Any, timesteps: int, fold: bool) -> Recurrence:
 
 def _map(cell: EquilibriumMap, fold: bool) -> tuple[Factors, Factors, Factors, Tensor | None]:
     """V, W, U and b of a cell; the Jordan cell's U may be multiplied into the others."""
-    if fold or type(cell) is not JordanMap:
+    if fold or type(cell) is not JordanMap or cell.rank == 0:
         weights = cell.as_leaky_step()
         assert weights is not None  # where it has a fused path
         V, W, b = weights

@@ -92,6 +92,20 @@ def test_jordan_recurrence(rank, make_ready):
     assert_rounding(torch.relu(h @ A.mT + u[3]), expected)
 
 
+def test_a_jordan_map_of_rank_0_is_that_of_U_0():
+    bare, full = JordanMap(3, 5, rank=0), JordanMap(3, 5, rank=2)
+    assert sorted(name for name, _ in bare.named_parameters()) == ["V", "W", "b"]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        bare.b.normal_()
+        full.load_state_dict(bare.state_dict(), strict=False)
+        full.U1.zero_()
+    h, x = torch.randn(4, 5), torch.randn(4, 3)
+    expected = torch.relu(h @ bare.V.mT + x @ bare.W.mT + bare.b)
+    for cell in (bare, full):
+        torch.testing.assert_close(cell(h, h, x), expected)
+
+
 def test_new_weights_are_normal_with_standard_deviation_a_tenth():
     torch.manual_seed(0)
     cell = JordanMap(100, 200, rank=100)
@@ -373,7 +387,7 @@ def test_sizes_are_checked(kind):
             r"unknown nonlinearity 'rely': expected one of relu, tanh, sigmoid, identity; did you "
             "mean 'relu'",
         ),
-        (lambda: JordanMap(3, 5, rank=0), "rank must be at least 1; got 0"),
+        (lambda: JordanMap(3, 5, rank=-1), "rank must be at least 0; got -1"),
         (lambda: SelfFeedbackMap(3, 5, bound=0.0), r"bound must be a finite number > 0; got 0\.0"),
         (lambda: LinearMap(3, 5, bound=-1.0), r"bound must be a finite number > 0; got -1\.0"),
         (

@@ -18,6 +18,7 @@ MODELS = {
     "ernn in factors": {"model": "ernn", "rank": 2, "fold": False},
     "ernn K=2 tanh": {"model": "ernn", "max_iter": 2, "nonlinearity": "tanh", "eta": 0.3},
     "ernn K=2 full U": {"model": "ernn", "max_iter": 2, "eta": 0.1, "fold": False},
+    "ernn without U": {"model": "ernn", "rank": 0, "fold": False},
     "fastrnn": {"model": "fastrnn"},
     "fastrnn of rank 2": {"model": "fastrnn", "rank": 2},
     "fastgrnn": {"model": "fastgrnn"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +20,10 @@ class LanguageModel(nn.Module):
         hidden_size: n.
         vocabulary: number of words.
         tied: use the embedding as the output weights, so that only a bias is added.
+        counts: how often each word occurs, (vocabulary,); the output bias starts at the logarithms
+            of the frequencies, one occurrence added to each. Without them the layer learns the
+            frequencies, in the first updates all of its states grow in one direction, and a
+            recurrence without bounds, as of an ERNN with relu, may diverge by it.
 
     Inputs: words (B, T) int64, hx the state that the layer takes, or None.
 
@@ -36,7 +41,13 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(
-        self, layer: nn.Module, hidden_size: int, vocabulary: int, *, tied: bool = False
+        self,
+        layer: nn.Module,
+        hidden_size: int,
+        vocabulary: int,
+        *,
+        tied: bool = False,
+        counts: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, hidden_size)
@@ -46,6 +57,10 @@ class LanguageModel(nn.Module):
         self.tied = tied
         self.head = None if tied else nn.Linear(hidden_size, vocabulary)
         self.bias = nn.Parameter(self.embedding.weight.new_zeros(vocabulary)) if tied else None
+        if counts is not None:
+            bias: Any = self.bias if self.head is None else self.head.bias
+            with torch.no_grad():
+                bias.copy_(torch.log_softmax((counts + 1.0).log(), 0))
 
     def features(self, words: Tensor) -> Tensor:
         """What the layer gets, (B, T, n)."""

@@ -46,7 +46,7 @@ class ERNNCell(LeakyCell):
         max_iter: K, where no solver is given.
         timesteps: T for an eta of its own at each time step, as in the paper; None shares eta
             over time. Longer sequences are refused.
-        rank: rank of U, Jordan cell only; None for a full U.
+        rank: rank of U, Jordan cell only; None for a full U, 0 for none.
         solver: a solver or its name; `InexactNewton(max_iter, timesteps=timesteps)` if not given.
         backward: `Unrolled()` if not given.
         implementation, time: see `RecurrentCell`.

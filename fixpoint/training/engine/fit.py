@@ -69,7 +69,7 @@ def fit(
     Raises:
         OSError: a checkpoint cannot be written; the one before it is kept.
     """
-    optimizer = make_optimizer(model.parameters(), training)
+    optimizer = make_optimizer(model, training)
     wrapped, optimizer = fabric.setup(model, optimizer)
     schedule = Schedule(optimizer, training)
     order = torch.Generator().manual_seed(training.seed)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from fixpoint import Implicit, Phantom, Unrolled
@@ -172,9 +173,15 @@ def make_model(options: Model, data: Dataset, *, bptt: int = 300) -> nn.Module:
     words = len(data.vocabulary)
     if data.kind == "language-model":
         layer = _layer(options, options.hidden, bptt)
-        return LanguageModel(layer, options.hidden, words, tied=options.tied)
-    if options.tied:
-        raise ValueError(f"tied is for language models; {data.name} has classes: leave it out")
+        counts = None
+        if options.word_frequencies:
+            counts = torch.bincount(data.x_train.flatten().long(), minlength=words)
+        return LanguageModel(layer, options.hidden, words, tied=options.tied, counts=counts)
+    for name in ("tied", "word_frequencies"):
+        if getattr(options, name):
+            raise ValueError(
+                f"{name} is for language models; {data.name} has classes: leave it out"
+            )
     _, timesteps, *channels = data.x_train.shape
     layer = _layer(options, channels[0] if channels else options.hidden, timesteps)
     vocabulary = None if channels else words

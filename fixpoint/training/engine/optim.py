@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
 from typing import Any
 
-from torch import optim
-from torch.nn import Parameter
+from torch import nn, optim
 from torch.optim import lr_scheduler
 
 from fixpoint.training.recipe.schema import Training
 
+# V and U or their factors, weight_hh of torch, eta of the learned steps; parametrized or not.
+_RECURRENT = re.compile(r"(^|\.)([UV]([12]|\.\w+)?|weight_hh\w*|eta)(\.original\d*)?$")
 
-def make_optimizer(parameters: Iterable[Parameter], training: Training) -> optim.Optimizer:
-    """The optimizer that a recipe names."""
+
+def make_optimizer(model: nn.Module, training: Training) -> optim.Optimizer:
+    """The optimizer that a recipe names, for all parameters of a model."""
     options: dict[str, Any] = {"lr": training.lr, "weight_decay": training.weight_decay}
+    groups = _groups(model, training)
     if training.optimizer == "sgd":
-        return optim.SGD(parameters, momentum=training.momentum, **options)
+        return optim.SGD(groups, momentum=training.momentum, **options)
     kind = optim.Adam if training.optimizer == "adam" else optim.AdamW
-    return kind(parameters, **options)
+    return kind(groups, **options)
+
+
+def _groups(model: nn.Module, training: Training) -> list[dict[str, Any]]:
+    """One group of all parameters, or a second one of those with a learning rate of their own."""
+    if training.recurrent_lr == 1:
+        return [{"params": list(model.parameters())}]
+    names = [name for name, _ in model.named_parameters() if _RECURRENT.search(name)]
+    if not names:
+        raise ValueError(
+            "training.recurrent_lr is of recurrent matrices named U, V or weight_hh, and of eta; "
+            "the model has none: leave it out"
+        )
+    own = [p for name, p in model.named_parameters() if name in names]
+    rest = [p for name, p in model.named_parameters() if name not in names]
+    lr = training.recurrent_lr * training.lr
+    return [{"params": rest}, {"params": own, "lr": lr}]
 
 
 class Schedule:

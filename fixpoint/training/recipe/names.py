@@ -44,6 +44,8 @@ def run_label(run: Mapping[str, Any]) -> str:
         >>> from fixpoint.training.recipe.names import run_label
         >>> run_label({"model": "ernn", "solver": "picard", "cell": "self-feedback"})
         'ERNN (Picard, self-feedback)'
+        >>> run_label({"model": "ernn", "solver": "inexact-newton", "max_iter": 1, "rank": 0})
+        'ERNN K=1 (inexact Newton, no self-feedback)'
         >>> run_label(Recipe().changed(model="lstm").flat)
         'LSTM'
     """
@@ -55,6 +57,7 @@ def run_label(run: Mapping[str, Any]) -> str:
     parts = [
         SOLVERS.get(solver, short_name(solver)),
         *([CELLS.get(cell, short_name(cell))] if cell else []),
+        *(["no self-feedback"] if run.get("rank") == 0 else []),
     ]
     return f"{name}{steps} ({', '.join(parts)})"
 

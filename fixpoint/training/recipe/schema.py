@@ -59,10 +59,13 @@ class Model:
     bound: float | None = key(
         None, "bound on ||U||_2 of the self-feedback and linear cells; 0 leaves U free", low=0
     )
-    rank: int | None = key(None, "rank of U of the Jordan cell", low=1)
+    rank: int | None = key(None, "rank of U of the Jordan cell, 0 for none", low=0)
     reflections: int | None = key(None, "Householder reflections of spectralrnn", low=1)
     capacity: int | None = key(None, "layers of rotations of eurnn", low=1)
     tied: bool = key(False, "language models: use the embedding as the output weights")
+    word_frequencies: bool = key(
+        False, "language models: start the output bias at the logarithms of the words' frequencies"
+    )
     input_dropout: float = key(0.0, "fraction of the layer's inputs dropped", low=0, below=1)
     weight_dropout: float = key(
         0.0, "fraction of the recurrent weights dropped, one mask a sequence", low=0, below=1
@@ -81,6 +84,11 @@ class Training:
     batch_size: int = key(128, "windows a step, or parallel streams of a text", low=1)
     optimizer: Literal["adam", "adamw", "sgd"] = key("adam", "adam, adamw or sgd")
     lr: float = key(1e-2, "learning rate at the start, > 0", low=1e-30)
+    recurrent_lr: float = key(
+        1.0,
+        "factor of the learning rate for the recurrent matrices (V, U) and the learned steps (eta)",
+        low=0,
+    )
     momentum: float = key(0.0, "of sgd", low=0, below=1)
     weight_decay: float = key(0.0, "L2 penalty (adam, sgd) or decoupled decay (adamw)", low=0)
     schedule: Literal["halve", "cosine", "plateau", "constant"] = key(

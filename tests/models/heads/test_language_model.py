@@ -29,6 +29,15 @@ def test_a_tied_model_has_one_matrix_of_words():
     assert torch.allclose(tied(words)[0], output @ tied.embedding.weight.T + tied.bias)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_bias_starts_at_the_frequencies(tied):
+    counts = torch.tensor([5, 0, 2])
+    model = LanguageModel(nn.RNN(4, 4, batch_first=True), 4, 3, tied=tied, counts=counts)
+    logits = model.logits(torch.zeros(4))
+    torch.testing.assert_close(logits.exp(), torch.tensor([6, 1, 3]) / 10)
+    assert logits.requires_grad
+
+
 LAYERS = {
     "rnn": lambda: nn.RNN(3, 4, batch_first=True),
     "lstm": lambda: nn.LSTM(3, 4, batch_first=True),

@@ -40,6 +40,7 @@ SMALL = {"hidden": 4, "epochs": 4, "input_dropout": 0.2}
 CASES = {
     "adam, halved": {"batch_size": 64, "halve_every": 1},
     "adamw, cosine": {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "cosine"},
+    "two rates": {"schedule": "cosine", "recurrent_lr": 0.1},
     "sgd, plateau": {
         **{"optimizer": "sgd", "momentum": 0.9, "schedule": "plateau", "patience": 0},
         **{"validation": 0.3, "weight_dropout": 0.2},

@@ -34,6 +34,12 @@ def test_every_model_models_text(text, name, tied):
         assert torch.allclose(torch.cat([first, second], 1), whole, atol=1e-6)
 
 
+def test_a_text_model_starts_with_the_frequencies_of_its_words(text):
+    model = make_model(options(tied=True, word_frequencies=True), text)
+    counts = torch.stack([(text.x_train == word).sum() for word in range(7)])
+    torch.testing.assert_close(model.bias.exp(), (counts + 1) / (len(text.x_train) + 7))
+
+
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("option", OWN)
 def test_an_option_is_taken_or_refused(tiny, name, option):
@@ -84,6 +90,7 @@ def test_defaults_of_ernn():
         ({"solver": "picard", "init": "identiy"}, "unknown init .*did you mean 'identity'"),
         ({"cell": "linear", "nonlinearity": "relu"}, "linear cell has no nonlinearity"),
         ({"tied": True}, "tied is for language models"),
+        ({"word_frequencies": True}, "word_frequencies is for language models"),
     ],
 )
 def test_what_does_not_go_together(tiny, changes, message):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixpoint.models import parameter_count
 from fixpoint.paper.tables import SHAPES, TABLES
 from fixpoint.training import (
     LAYERS,
@@ -157,18 +158,30 @@ def test_errors_name_the_file(tmp_path):
         load_recipe("har2-ern")
 
 
+EQUAL_SIZE = ("har2-fastrnn-35kb", "har2-leaky-35kb")
+
+
+@pytest.mark.parametrize("name", EQUAL_SIZE)
+def test_models_of_the_size_of_an_ernn_on_har2(name):
+    """Next to its number of weights, and trained alike."""
+    recipe, ernn = load_recipe(name), load_recipe("har2-ernn")
+    assert (recipe.training, recipe.data) == (ernn.training, ernn.data)
+    sizes = [parameter_count(make_model(r.model, SHAPES["HAR-2"])) for r in (recipe, ernn)]
+    assert abs(sizes[0] - sizes[1]) < 100  # a unit more or less has about 190
+
+
 @pytest.mark.parametrize("name", known_recipes())
 def test_a_recipe_that_comes_with_the_package(name):
     recipe = load_recipe(name)
     plain = name.removesuffix("-paper")
-    assert plain in (f"{recipe.data.dataset}-{recipe.model.model}", "har2-ernn-k2")
+    assert plain in (f"{recipe.data.dataset}-{recipe.model.model}", "har2-ernn-k2", *EQUAL_SIZE)
     assert recipe.training.halve_choices == () or recipe.data.validation == 0.2
 
 
 def test_every_row_of_the_paper_has_a_recipe():
     rows = {row.recipe for table in TABLES.values() for row in table}
     plain = {name for name in known_recipes() if not name.endswith("-paper")}
-    assert rows | {"toy-walks-rnn", "toy-walks-ernn"} == plain
+    assert rows | {"toy-walks-rnn", "toy-walks-ernn", *EQUAL_SIZE} == plain
     assert len(TABLES["table2"]) == 52
     assert len(TABLES["table3"]) == 7
     assert len(TABLES["table4"]) == 6
