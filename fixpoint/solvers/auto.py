@@ -47,9 +47,9 @@ class Later(NamedTuple):
 
 
 SMALL = (
-    Later("newton", Newton, 0.2, fresh=True),
-    Later("levenberg-marquardt", LevenbergMarquardt, 0.6, fresh=True),
-    Later("broyden", Broyden, 0.6, fresh=True),
+    Later("newton", Newton, 0.15, fresh=True),
+    Later("levenberg-marquardt", LevenbergMarquardt, 0.55, fresh=True),
+    Later("broyden", Broyden, 0.7, fresh=True),
     Later("levenberg-marquardt", LevenbergMarquardt, 1.0, fresh=False),
 )
 LARGE = (
@@ -63,9 +63,9 @@ LARGE = (
 class Auto(IterativeSolver):
     """Anderson, then other solvers for the samples that it does not solve.
 
-    For D up to 64 these are Levenberg-Marquardt and Broyden from z0, and Levenberg-Marquardt from
-    the sample's best state; for larger D damped Picard from the best state, Broyden from z0, and
-    Newton-Krylov from both. The best state of one solver may lie in a valley of |phi(z) - z| that
+    For D up to 64 these are Newton, Levenberg-Marquardt and Broyden from z0, and
+    Levenberg-Marquardt from the sample's best state; for larger D damped Picard from the best
+    state, Broyden from z0, and Newton-Krylov from both. The best state of one solver may lie in a valley of |phi(z) - z| that
     another would not have entered, so both starts are tried.
 
     Anderson gives a sample up when its least residual lies in the first half of its updates, when
