@@ -65,8 +65,8 @@ class Auto(IterativeSolver):
 
     For D up to 64 these are Newton, Levenberg-Marquardt and Broyden from z0, and
     Levenberg-Marquardt from the sample's best state; for larger D damped Picard from the best
-    state, Broyden from z0, and Newton-Krylov from both. The best state of one solver may lie in a valley of |phi(z) - z| that
-    another would not have entered, so both starts are tried.
+    state, Broyden from z0, and Newton-Krylov from both. The best state of one solver may lie in a
+    valley of |phi(z) - z| that another would not have entered, so both starts are tried.
 
     Anderson gives a sample up when its least residual lies in the first half of its updates, when
     phi is not finite there, or after 80 % of `max_iter`. Each later stage has a fraction of the
