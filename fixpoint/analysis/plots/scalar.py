@@ -7,7 +7,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from fixpoint.analysis.plots.style import COLORS, add_legend, panel, style_of
+from fixpoint.analysis.plots.style import COLORS, add_legend, host, panel, style_of
 from fixpoint.analysis.scalar.iteration import tanh_newton_steps, tanh_plain_steps
 from fixpoint.analysis.scalar.tanh import (
     EXPANDING_BAND,
@@ -74,7 +74,7 @@ def plot_steps(
         'log'
     """
     axes = panel(axes)
-    alpha = torch.logspace(-5, 1, 25, dtype=torch.float64) if alpha is None else alpha
+    alpha = host(torch.logspace(-5, 1, 25, dtype=torch.float64) if alpha is None else alpha)
     for name, label, steps in (
         ("picard", "plain", tanh_plain_steps(alpha, atol=atol, max_iter=max_iter)),
         (

@@ -12,7 +12,7 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from fixpoint.analysis.basins import Basins
-from fixpoint.analysis.plots.style import COLORS, add_legend, panel, style_of
+from fixpoint.analysis.plots.style import COLORS, add_legend, host, panel, style_of
 from fixpoint.analysis.work_precision import GradientError, ResidualCurve, WorkPoint
 
 
@@ -30,7 +30,7 @@ def plot_residual_curves(curves: Mapping[str, ResidualCurve], axes: Axes | None 
         'evaluations + Jacobian products'
     """
     axes = panel(axes)
-    for name, curve in curves.items():
+    for name, curve in host(dict(curves)).items():
         worst = curve.residual.double().amax(1).clamp_min(1e-17)
         axes.plot(curve.work, worst, markevery=max(1, len(worst) // 10), **style_of(name))
     axes.set(yscale="log", xscale="log", xlabel="evaluations + Jacobian products")
@@ -121,7 +121,7 @@ def plot_gradient_error(error: GradientError, axes: Axes | None = None) -> Axes:
         'log'
     """
     axes = panel(axes)
-    floor = 1e-17
+    error, floor = host(error), 1e-17
     unrolled, implicit = (e.double().clamp_min(floor) for e in (error.unrolled, error.implicit))
     axes.plot(error.unrolled_work, unrolled, **{**style_of("unrolled"), "label": "unrolled, K"})
     axes.plot(
@@ -144,6 +144,7 @@ def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
         '$z_1$'
     """
     axes = panel(axes)
+    ends = host(ends)
     palette = ["blue", "orange", "green", "purple", "vermilion", "sky", "black"]
     colors = [COLORS["grey"], *(COLORS[palette[i % 7]] for i in range(max(len(ends.roots), 1)))]
     box = (ends.x[0].item(), ends.x[-1].item(), ends.y[0].item(), ends.y[-1].item())
@@ -194,6 +195,7 @@ def plot_trajectories(
         '$z_2$'
     """
     axes = panel(axes)
+    path = host(path)
     outline = [withStroke(linewidth=3, foreground="white")]
     style = {**style_of(name), "markersize": 2, "path_effects": outline}
     for row in range(path.shape[1]):

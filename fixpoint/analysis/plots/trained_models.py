@@ -18,6 +18,7 @@ from fixpoint.analysis.plots.style import (
     each_run,
     epoch_axis,
     figure_of,
+    host,
     log_y,
     panel,
     panels,
@@ -148,7 +149,7 @@ def plot_eta(
         '$\\\\eta_t$'
     """
     axes = panel(axes)
-    runs = np.array([one[:, k].double().numpy() for one in each_run(eta, Tensor)])
+    runs = np.array([host(one)[:, k].double().numpy() for one in each_run(eta, Tensor)])
     values = np.median(runs, 0)
     t = np.arange(1, len(values) + 1)
     negative = values < 0
@@ -212,7 +213,7 @@ def plot_gradient_norms(
     axes = panel(axes)
     for name, given in norms.items():
         # A sample whose own loss has no gradient has no ratio.
-        ratios = [(norm / norm[-1]).nanmedian(1)[0] for norm in each_run(given, Tensor)]
+        ratios = [(norm / norm[-1]).nanmedian(1)[0] for norm in host(each_run(given, Tensor))]
         plot_runs(axes, np.arange(1, len(ratios[0]) + 1), ratios, method=name)
     axes.axhline(1, color="black", linewidth=0.5)
     log_y(axes)
@@ -241,7 +242,7 @@ def plot_jacobian_spectrum(
     """
     axes = panel(axes)
     t = np.arange(len(values)) + 1 if times is None else np.array(times) + 1
-    middle = values.median(1)[0]
+    middle = host(values).median(1)[0]
     tiny = float(np.finfo(np.float32).tiny)
     for column, name, color, line in (
         (0, "largest", "vermilion", "-"),
