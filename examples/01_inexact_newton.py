@@ -19,7 +19,7 @@ W = -2.0 * W @ W.T / torch.linalg.matrix_norm(W, 2) ** 2  # eigenvalues from -2 
 
 
 def phi_of(x: torch.Tensor):  # type: ignore[no-untyped-def]
-    """The map z -> W z + x, whose plain iteration diverges."""
+    """Return the map z -> W z + x, whose plain iteration diverges."""
     return lambda z: z @ W.T + x
 
 

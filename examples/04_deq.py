@@ -31,7 +31,7 @@ class Layer(nn.Module):
 
 
 def features(x: torch.Tensor) -> torch.Tensor:
-    """(N, T, d) -> (N, 3 d): mean, s.d. and mean absolute step over time."""
+    """Compute mean, s.d. and mean absolute step over time, (N, T, d) -> (N, 3 d)."""
     return torch.cat([x.mean(1), x.std(1), x.diff(dim=1).abs().mean(1)], 1)
 
 

@@ -29,7 +29,7 @@ class Classifier(nn.Module):
 
 
 EPOCHS = 15
-EVERY = 4  # one of so many walks is used
+EVERY = 4  # one of 4 walks is used
 
 data = load_dataset("toy-walks")
 x, y, x_test, y_test = (

@@ -101,7 +101,7 @@ _FORMER = ("equilibrium", "equilibrium_derivative", "newton_steps", "plain_steps
 
 
 def __getattr__(name: str) -> Any:
-    """The names that functions of the scalar tanh map had before."""
+    """Return the names that functions of the scalar tanh map had before."""
     if name in _FORMER:
         return globals()[f"tanh_{name}"]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -54,7 +54,7 @@ def test_a_layer_with_small_steps_integrates():
     given = diagnose(jordan(), sample(20, 6, 3)).sentences
     assert given[0] == "ERNN with JordanMap and InexactNewton, K = 1; 6 windows of 20 time steps."
     assert given[1] == (
-        "The condition ||I + eta f'(h)|| < 1 holds at all of the (t, k, window) looked at."
+        "The condition ||I + eta f'(h)|| < 1 holds at all of the (t, k, window) examined."
     )
     assert given[2] == "eta = 0.01; none is negative."
     assert given[3].startswith("The median state is 0.9")

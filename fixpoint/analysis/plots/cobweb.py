@@ -29,7 +29,7 @@ def plot_cobweb(
     Args:
         phi: the map, on states (B, 1).
         path: iterates, (n + 1, 1, 1), see `trajectories`.
-        box: range of both axes; that of the path, with a margin, if not given.
+        box: range of both axes; by default the range of the path with a margin.
         name: of the solver, for color and legend.
 
     Raises:

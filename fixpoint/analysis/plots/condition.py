@@ -31,7 +31,7 @@ from fixpoint.analysis.plots.style import (
 BEFORE, AFTER = COLORS["grey"], COLORS["blue"]
 INTERVAL, USED = COLORS["orange"], COLORS["green"]
 WIDEST = 3
-"""Most columns of a figure beside each other."""
+"""Most columns of a figure side by side."""
 
 NORM = r"$\|I + \eta f'(h)\|_2$"
 CONTRACTION_CAPTION = (
@@ -54,7 +54,7 @@ Profiles = dict[str, Any] | list[dict[str, Any]]
 def plot_contraction(
     axes: Axes, before: Profiles | None = None, after: Profiles | None = None, k: int = 0
 ) -> None:
-    """||I + eta f'(h)||_2 of update k over time: median of all windows and seeds, and their range.
+    """Draw ||I + eta f'(h)||_2 of update k over time: median and range of all windows and seeds.
 
     Args:
         axes: where to draw.
@@ -79,7 +79,7 @@ def plot_contraction(
 
 
 def plot_feasible_eta(axes: Axes, after: Profiles, k: int) -> None:
-    """eta of update k over time, and the interval in which the condition holds in all windows.
+    """Draw eta of update k over time, and the interval in which the condition holds everywhere.
 
     At time steps where some window has none, a tick at the foot takes its place. Of several seeds
     the eta is their median, in a band from the smallest to the largest.
@@ -114,12 +114,12 @@ def plot_feasible_eta(axes: Axes, after: Profiles, k: int) -> None:
 
 
 def _steps(profiles: Profiles) -> np.ndarray:
-    """The time steps, counted from 1."""
+    """Return the time steps, counted from 1."""
     return np.array(each_run(profiles, dict)[0]["t"]) + 1
 
 
 def _windows(profiles: Profiles, name: str, k: int) -> np.ndarray:
-    """A figure of update k, (S, windows of all seeds)."""
+    """Return a figure of update k, (S, windows of all seeds)."""
     parts = [np.array(one[name], dtype=float)[:, k] for one in each_run(profiles, dict)]
     return np.concatenate(parts, 1)
 
@@ -127,10 +127,10 @@ def _windows(profiles: Profiles, name: str, k: int) -> np.ndarray:
 def contraction_figure(records: list[Profiles]) -> Figure:
     """Draw a column for each update of each model: the norm above, eta and its interval below.
 
-    At most three columns lie beside each other; more go below them.
+    At most three columns lie side by side; more go below them.
 
     Args:
-        records: of each model a record, or those of its seeds.
+        records: a record of each model, or the records of its seeds.
 
     Raises:
         TypeError: not records of runs, as of `fixpoint.training.run_experiment`.
@@ -158,7 +158,7 @@ def contraction_figure(records: list[Profiles]) -> Figure:
 
 
 def plot_profile(profile: ContractionProfile, axes: Axes | None = None) -> Axes:
-    """||I + eta f'(h)||_2 over time, one curve an update: median of the windows, and their range.
+    """Draw ||I + eta f'(h)||_2 over time, one curve an update: median and range of the windows.
 
     The dots below mark the steps at which eta is negative.
 
@@ -202,7 +202,7 @@ def plot_profile(profile: ContractionProfile, axes: Axes | None = None) -> Axes:
 
 
 def plot_gap(gap: Tensor, axes: Axes | None = None) -> Axes:
-    """Distance of each state from its equilibrium over time: median, 10 % and 90 % of windows.
+    """Draw the distance of each state from equilibrium: median, 10 % and 90 % of the windows.
 
     Args:
         gap: (T, B), see `equilibrium_gap`.
@@ -231,7 +231,7 @@ def plot_gap(gap: Tensor, axes: Axes | None = None) -> Axes:
 
 
 def diagnosis_figure(diagnosis: Diagnosis) -> Figure:
-    """The condition, eta with its feasible interval, and the distance from equilibrium over time.
+    """Draw the condition, eta with its feasible interval, and the distance from equilibrium.
 
     Example:
         >>> import torch
@@ -260,10 +260,10 @@ def plot_epochs(
     profiles: Sequence[ContractionProfile | Sequence[ContractionProfile]],
     axes: Axes | None = None,
 ) -> Axes:
-    """||I + eta f'(h)||_2 over training: all (t, k) and windows of each epoch, 0 = untrained.
+    """Draw ||I + eta f'(h)||_2 over training: all (t, k) and windows of each epoch; 0: untrained.
 
     Args:
-        profiles: one an epoch, or those of all seeds, which are drawn together.
+        profiles: one an epoch, or the profiles of all seeds, which are drawn together.
 
     Example:
         >>> import torch
@@ -293,7 +293,7 @@ def plot_epochs(
 
 
 def plot_iterations(profile: ContractionProfile, axes: Axes | None = None) -> Axes:
-    """||I + eta f'(z)||_2 and the largest feasible eta over the updates of one solve.
+    """Draw ||I + eta f'(z)||_2 and the largest feasible eta over the updates of one solve.
 
     Median and range of the samples; where some sample has no feasible eta none is drawn.
 
@@ -328,7 +328,7 @@ def plot_iterations(profile: ContractionProfile, axes: Axes | None = None) -> Ax
 
 
 def plot_rate(speed: ConvergenceRate, axes: Axes | None = None, *, row: int = 0) -> Axes:
-    """Lemma 1's ||r_k|| / ||f(z_k)|| and tau beside the measured rate, over the updates.
+    """Draw Lemma 1's ||r_k|| / ||f(z_k)||, tau and the measured rate over the updates.
 
     Args:
         row: which sample.
@@ -360,7 +360,7 @@ def plot_rate(speed: ConvergenceRate, axes: Axes | None = None, *, row: int = 0)
 
 
 def _range(norm: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest and largest of each row, NaN left out; NaN where a row has nothing else."""
+    """Return the smallest and largest of each row without NaN; NaN where a row has nothing else."""
     nan = norm.isnan()
     low = norm.masked_fill(nan, float("inf")).amin(1)
     high = norm.masked_fill(nan, float("-inf")).amax(1)

@@ -14,7 +14,7 @@ PALETTE = tuple(COLORS.values())
 
 
 def plot_growth(found: LyapunovExponent, axes: Axes | None = None) -> Axes:
-    """Size of a small change of the state over time: median and range of the windows.
+    """Draw the size of a small change of the state over time: median and range of the windows.
 
     Example:
         >>> import torch
@@ -36,7 +36,7 @@ def plot_growth(found: LyapunovExponent, axes: Axes | None = None) -> Axes:
 
 
 def parallel_iterations_figure(found: ParallelIterations, *, title: str = "") -> Figure:
-    """Iterations of each Jacobian over T and over the sum of |eta|, with the bound of the leaky.
+    """Draw the iterations of each Jacobian over T and over the sum of |eta|, with a bound.
 
     Example:
         >>> import torch

@@ -17,7 +17,7 @@ from fixpoint.analysis.scalar.tanh import (
 
 
 def plot_equilibrium(axes: Axes | None = None, *, reach: float = 1.0) -> Axes:
-    """Phi and Phi' over alpha, and the band in which Phi' exceeds 1.
+    """Draw Phi and Phi' over alpha, and the band in which Phi' exceeds 1.
 
     Args:
         reach: alpha from -reach to reach.
@@ -59,7 +59,7 @@ def plot_steps(
     eta: float = 0.5,
     max_iter: int = 100_000,
 ) -> Axes:
-    """Steps of plain, damped and Newton iteration to the equilibrium, over alpha.
+    """Draw the steps of plain, damped and Newton iteration to the equilibrium, over alpha.
 
     Args:
         alpha: positive numbers; 1e-5 to 10 if not given.

@@ -17,7 +17,7 @@ from fixpoint.analysis.work_precision import GradientError, ResidualCurve, WorkP
 
 
 def plot_residual_curves(curves: Mapping[str, ResidualCurve], axes: Axes | None = None) -> Axes:
-    """Smallest relative residual so far against work, of the worst sample, by solver.
+    """Draw the smallest relative residual so far over work, of the worst sample, by solver.
 
     Exact zeros are drawn at 1e-17.
 
@@ -46,7 +46,7 @@ def plot_work_precision(
     by: Literal["work", "seconds"] = "work",
     accuracy: Literal["residual", "error"] = "residual",
 ) -> Axes:
-    """What each solver reached against what it took; only where all samples converged.
+    """Draw the accuracy of each solver over its work; only where all samples converged.
 
     Args:
         by: evaluations and products, or seconds: the shortest time in which this accuracy or a
@@ -80,7 +80,7 @@ def plot_work_precision(
 
 
 def plot_data_profile(works: Mapping[str, Sequence[float]], axes: Axes | None = None) -> Axes:
-    """Fraction of the problems that each solver solved within so much work.
+    """Draw the fraction of problems that each solver solved, over work.
 
     Args:
         works: work that each problem took, inf where it was not solved; one order for all.
@@ -108,7 +108,7 @@ def plot_data_profile(works: Mapping[str, Sequence[float]], axes: Axes | None = 
 
 
 def plot_gradient_error(error: GradientError, axes: Axes | None = None) -> Axes:
-    """Error of unrolled and implicit gradients against evaluations of the forward solve.
+    """Draw the error of unrolled and implicit gradients over evaluations of the forward solve.
 
     Source: see `gradient_error`.
 
@@ -134,7 +134,7 @@ def plot_gradient_error(error: GradientError, axes: Axes | None = None) -> Axes:
 
 
 def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
-    """The basin of each fixed point in its color, paler where it took longer; grey: none.
+    """Draw the basin of each fixed point in a color, paler where it took longer; grey: none.
 
     Example:
         >>> import torch
@@ -179,7 +179,7 @@ def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
 def plot_trajectories(
     path: Tensor, axes: Axes | None = None, *, name: str = "picard", title: str | None = None
 ) -> Axes:
-    """The iterates of a solver in the plane, from each start (dot).
+    """Draw the iterates of a solver in the plane, from each start (dot).
 
     Args:
         path: (n + 1, B, 2), see `trajectories`.

@@ -194,7 +194,7 @@ def plot_runs(axes: Axes, x: Any, runs: Sequence[Any], *, method: str, **given: 
     Args:
         x: where each value lies.
         runs: one curve for each seed.
-        given: keywords of `Axes.plot` in place of those of the method.
+        given: keywords of `Axes.plot` that replace the method's.
     """
     values = np.array([np.asarray(host(y), dtype=float) for y in runs])
     style = style_of(method) | given
@@ -270,7 +270,7 @@ def save(figure: Figure, path: Path | str, *, dpi: int = 150, caption: str | Non
 
     Args:
         dpi: dots an inch, of a PNG.
-        caption: written beside the figure, with the suffix .txt.
+        caption: written to the same place with the suffix .txt.
 
     Raises:
         ValueError: another suffix.

@@ -33,7 +33,7 @@ def plot_drift(
     *,
     change: bool = False,
 ) -> Axes:
-    """Distance of the model after each epoch from the last, by model; a band over several runs.
+    """Draw the distance of the parameters from the last ones, by model; a band over several runs.
 
     Args:
         change: the distance from the epoch before instead.
@@ -64,7 +64,7 @@ def plot_drift(
 def plot_discrimination(
     ratios: Mapping[str, Tensor | Sequence[Tensor]], axes: Axes | None = None
 ) -> Axes:
-    """Intra-class over inter-class distance of the states over time, by model.
+    """Draw the intra-class over inter-class distance of the states over time, by model.
 
     Args:
         ratios: (T,) each, see `discrimination`; several runs of a model are drawn as a band.
@@ -94,7 +94,7 @@ def plot_loss(
     accuracy: bool = False,
     title: str | None = None,
 ) -> Axes:
-    """Training loss over epochs, by model; epoch 0 is untrained. A band over several runs.
+    """Draw the training loss over epochs, by model; epoch 0: untrained. A band over several runs.
 
     Args:
         accuracy: test accuracy in percent instead.
@@ -133,7 +133,7 @@ def plot_eta(
     k: int = 0,
     title: str | None = None,
 ) -> Axes:
-    """Learned eta of update k over time, with the least-squares line; negative ones crossed.
+    """Draw the learned eta of update k over time, with its line; negative ones are crossed.
 
     Args:
         eta: (T, K), see `learned_eta`; of several runs the median is drawn, and their range.
@@ -173,7 +173,7 @@ def plot_eta(
 
 
 def eta_figure(eta: Tensor) -> Figure:
-    """Learned eta over time with its line, a panel each update, at most three beside each other.
+    """Draw the learned eta over time with its line, a panel each update, three in a row.
 
     Args:
         eta: (T, K), see `learned_eta`.
@@ -196,7 +196,7 @@ def eta_figure(eta: Tensor) -> Figure:
 def plot_gradient_norms(
     norms: Mapping[str, Tensor | Sequence[Tensor]], axes: Axes | None = None
 ) -> Axes:
-    """|d loss / d h_t| over |d loss / d h_T|: median of the samples, by model.
+    """Draw |d loss / d h_t| over |d loss / d h_T|: median of the samples, by model.
 
     Args:
         norms: (T, B) each, see `gradient_norms`; several runs of a model are drawn as a band.
@@ -226,7 +226,7 @@ def plot_gradient_norms(
 def plot_jacobian_spectrum(
     values: Tensor, axes: Axes | None = None, *, times: Sequence[int] | None = None
 ) -> Axes:
-    """Singular values of d h_T / d h_t of the median sample over t: largest, median, smallest.
+    """Draw the largest, median and smallest singular value of d h_T / d h_t over t.
 
     Args:
         values: (S, B, n), see `jacobian_spectrum`.
@@ -259,10 +259,10 @@ def plot_jacobian_spectrum(
 
 
 def _from_zero(axes: Axes) -> None:
-    """y from 0, with room above the highest curve for its markers; to 1 where all curves are 0."""
+    """Start y at 0, with room for markers above the highest curve; end at 1 where all are 0."""
     axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)
 
 
 def _columns(methods: Mapping[str, object]) -> int:
-    """A legend of one or two methods finds room inside the axes."""
+    """Return the columns of a legend; one or two methods find room inside the axes."""
     return 1 if len(methods) <= 2 else min(len(methods), 3)

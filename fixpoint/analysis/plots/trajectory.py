@@ -12,7 +12,7 @@ from fixpoint.solution import Result
 
 
 def plot_updates(iterations: Tensor, result: Tensor, axes: Axes | None = None) -> Axes:
-    """Updates of the solve at each time step: median and range of the windows.
+    """Draw the updates of the solve at each time step: median and range of the windows.
 
     The crosses mark time steps at which some window did not converge.
 
