@@ -4,9 +4,9 @@
     python benchmarks/run.py solvers --quick                  # run it; add a line to the history
     python benchmarks/run.py solvers --base v0.1.0 --quick    # and the ratio to that revision
 
-Other options go to the benchmark. The base is checked out into a folder of its own; the same script
-runs on both packages, by turns, and each figure is the least of all rounds. The history has one JSON
-line a run: date, revision, machine, options and milliseconds.
+Other options go to the benchmark. The base is checked out into a folder of its own; the same
+script runs on both packages, by turns, and each figure is the least of all rounds. The history has
+one JSON line a run: date, revision, machine, options and milliseconds.
 """
 
 from __future__ import annotations
