@@ -9,6 +9,7 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib import pyplot
 
 from fixpoint.data import load_dataset, normalize
 from fixpoint.training import Recipe, run_experiment
@@ -63,8 +64,6 @@ def notebook(monkeypatch, tmp_path):
     """
 
     def run(source):
-        from matplotlib import pyplot
-
         shown = []
 
         def show():
@@ -128,6 +127,6 @@ def test_finished_runs_are_read(tmp_path, monkeypatch, capsys):
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(run_experiment(run, few)) + "\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: pyplot.close("all"))
     runpy.run_path(str(EXAMPLES[0].parent / "10_read_results.py"), run_name="__main__")
     assert re.search(r"ERNN K=1.* on har2-sample, seed 7.*\n", capsys.readouterr().out)

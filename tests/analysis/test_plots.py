@@ -351,6 +351,7 @@ def test_a_cobweb_of_two_numbers_is_refused():
 def test_a_notebook_shows_new_figures(monkeypatch):
     """In Jupyter a new figure is one of pyplot, shown below the cell; elsewhere it is not."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.close("all")
     plots.plot_equilibrium()
     assert pyplot.get_fignums() == []
     monkeypatch.setattr("builtins.get_ipython", lambda: None, raising=False)
