@@ -2,13 +2,12 @@
 A deep equilibrium model
 ========================
 
-Train a small deep equilibrium model on real windows, ``python examples/04_deq.py --epochs 30``.
+Train a small deep equilibrium model on real windows.
 
 Each window (128 steps of 9 channels) becomes the mean, the s.d. and the mean step of each channel.
 """
 
-import argparse
-
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
@@ -32,12 +31,12 @@ class Layer(nn.Module):
 
 
 def features(x: torch.Tensor) -> torch.Tensor:
-    """(N, T, d) -> (N, 3 d): mean, s.d. and mean absolute step over time."""
+    """Compute mean, s.d. and mean absolute step over time, (N, T, d) -> (N, 3 d)."""
     return torch.cat([x.mean(1), x.std(1), x.diff(dim=1).abs().mean(1)], 1)
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=30)
+EPOCHS = 30
+
 torch.manual_seed(0)
 data = load_dataset("har2-sample")
 x_train, x_test = features(data.x_train), features(data.x_test)
@@ -46,14 +45,21 @@ x_train, x_test = (x_train - mean) / std, (x_test - mean) / std
 deq = DEQ(Layer(x_train.shape[1], 64), Anderson(rtol=1e-4), hidden_size=64)
 model = nn.Sequential(deq, nn.Linear(64, len(data.classes)))
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-for epoch in range(1, parser.parse_args().epochs + 1):
+accuracies, iterations = [], []
+for _ in range(EPOCHS):
     model.train()
     for rows in torch.randperm(len(x_train)).split(64):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x_train[rows]), data.y_train[rows]).backward()
         optimizer.step()
-    accuracy = (model.eval()(x_test).argmax(1) == data.y_test).float().mean()
-    most = int(deq.solution.check().iterations.max())
-    print(f"{epoch}: accuracy {accuracy:.3f}, at most {most} iterations")
+    accuracies.append((model.eval()(x_test).argmax(1) == data.y_test).float().mean().item())
+    iterations.append(int(deq.solution.check().iterations.max()))
+print(f"accuracy {accuracies[-1]:.3f}, at most {iterations[-1]} iterations")
 rho = spectral_radius(lambda z: deq.f(z, x_test), deq.solution.z)
 print(f"spectral radius: {rho.mean():.3f} on average, {rho.max():.3f} at most")
+_, (left, right) = plt.subplots(1, 2, figsize=(6, 2.8), layout="constrained")
+left.plot(range(1, EPOCHS + 1), accuracies)
+left.set(xlabel="epoch", ylabel="test accuracy")
+right.plot(range(1, EPOCHS + 1), iterations)
+right.set(xlabel="epoch", ylabel="most iterations of a sample")
+plt.show()

@@ -8,6 +8,7 @@ heavy ball, which remembers its last step. Both get stopping, results and gradie
 
 from __future__ import annotations
 
+import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from fixpoint import FixedPoint, Implicit, IterativeSolver, Picard, solve
 
 
 class HeavyBall(IterativeSolver):
-    """z <- z + (phi(z) - z) + momentum (z - z_before): `init` and a pure `update`, no more."""
+    """The heavy ball method, z <- phi(z) + momentum (z - z_before)."""
 
     def __init__(self, *, momentum: float = 0.3, **options: float) -> None:
         super().__init__(**options)
@@ -29,7 +30,7 @@ class HeavyBall(IterativeSolver):
 
 
 def bellman(v: Tensor, discount: Tensor) -> Tensor:
-    """Soft value iteration, rows (B, 10): the better of left and right, smoothly."""
+    """Update the values, (B, 10), by the better of left and right, smoothly."""
     left = torch.cat([v[:, :1], v[:, :-1]], 1)
     right = torch.cat([v[:, 1:], v[:, -1:]], 1)
     reward = torch.zeros_like(v)
@@ -51,3 +52,9 @@ solution = FixedPoint(solver, Implicit())(lambda v: bellman(v, discount), start)
 solution.z[:, 0].sum().backward()
 print("value of the left end:", solution.z[:, 0].tolist())
 print("its slope in the discount:", discount.grad.flatten().tolist())
+_, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+for discounted, values in zip(discount.flatten().tolist(), solution.z.detach(), strict=True):
+    axes.plot(range(1, 11), values, "o-", label=f"discount {discounted:g}")
+axes.set(xlabel="place", ylabel="value")
+axes.legend()
+plt.show()

@@ -6,10 +6,11 @@ fixpoint's Anderson drives a torchdeq model, and torchdeq's Broyden a fixpoint l
 same equilibrium and the same gradient.
 """
 
+import matplotlib.pyplot as plt
 import torch
 import torchdeq
 
-from fixpoint import FixedPoint, Implicit, TorchDEQSolver, register_torchdeq
+from fixpoint import Anderson, FixedPoint, Implicit, TorchDEQSolver, register_torchdeq, solve
 
 torch.manual_seed(0)
 U = (torch.randn(16, 16, dtype=torch.float64) / 8).requires_grad_()
@@ -37,3 +38,17 @@ print(f"torchdeq's broyden inside fixpoint: {int(solution.iterations.max())} ste
 apart = (z - solution.z).abs().max()
 slopes = (ours_in_theirs - theirs_in_ours).norm() / theirs_in_ours.norm()
 print(f"states differ by {apart:.0e}, gradients by {slopes:.0e} of their norm")
+
+# %%
+# The same tolerances, the evaluations of both.
+_, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+tolerances = [10.0**-k for k in range(1, 11)]
+for name, make in (
+    ("fixpoint", Anderson),
+    ("torchdeq", lambda **o: TorchDEQSolver("anderson", **o)),
+):
+    work = [solve(phi, z0, make(rtol=rtol, atol=0.0)).evaluations for rtol in tolerances]
+    axes.plot(tolerances, work, "o-", label=f"Anderson of {name}")
+axes.set(xscale="log", xlabel="rtol", ylabel="evaluations of phi")
+axes.legend()
+plt.show()

@@ -7,10 +7,12 @@ The gradient at an equilibrium against finite differences, against long unrollin
 Do this once for each map that a result rests on.
 """
 
+import matplotlib.pyplot as plt
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from fixpoint import Anderson, FixedPoint, Implicit, Phantom, Picard, Unrolled
+from fixpoint.analysis import gradient_error, plots
 
 torch.manual_seed(0)
 U = torch.randn(4, 4, dtype=torch.float64)
@@ -20,7 +22,7 @@ z0 = torch.zeros(3, 4, dtype=torch.float64)
 
 
 def equilibrium(layer: FixedPoint, U: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """z* of z = tanh(z U^T + x)."""
+    """Solve z = tanh(z U^T + x)."""
     return layer(lambda z: torch.tanh(z @ U.T + x), z0).z
 
 
@@ -42,3 +44,10 @@ for name, layer in (
 ):
     (gradient,) = torch.autograd.grad(equilibrium(layer, U, x).square().sum(), U)
     print(f"{name:22} relative error {(gradient - reference).norm() / reference.norm():.0e}")
+
+# %%
+# Over the number of updates, and over the tolerance.
+_, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+error = gradient_error(lambda z: torch.tanh(z @ U.T + x.detach()), z0, [U])
+plots.plot_gradient_error(error, axes)
+plt.show()

@@ -2,31 +2,39 @@
 Read the results of a comparison
 ================================
 
-What `fixpoint compare` wrote, ``python examples/10_read_results.py --out runs/compare``.
+Each line of the runs.jsonl of `fixpoint compare` is one run in JSON, ready for any tool.
 
-Each line of runs.jsonl is one run in JSON, ready for any tool.
+Without such a file two short runs take its place.
 """
 
-import argparse
 import json
 from pathlib import Path
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--out", type=Path, default=Path("runs/compare"))
-path = parser.parse_args().out / "runs.jsonl"
-if not path.exists():
-    raise SystemExit(f"{path} is not there: run `fixpoint compare` first, or pass its --out")
-records = [json.loads(line) for line in path.read_text().splitlines()]
-for record in sorted(records, key=lambda r: -r["accuracy_last"]):
-    run, after = record["run"], record["contraction"]["after"]
-    print(f"{record['label']} on {run['dataset']}, {run['cell']} cell, seed {run['seed']}")
-    print(
-        f"  accuracy {record['accuracy_last']:.1f} % (best {record['accuracy_best']:.1f} %), "
-        f"{record['size_kb']:.1f} KB, {record['seconds_per_epoch']:.1f} s an epoch"
+import matplotlib.pyplot as plt
+
+from fixpoint.data import load_dataset, normalize
+from fixpoint.training import Recipe, run_experiment
+
+RUNS = Path("runs/compare/runs.jsonl")
+EPOCHS = 3
+
+if RUNS.exists():
+    records = [json.loads(line) for line in RUNS.read_text().splitlines()]
+else:
+    data = normalize(load_dataset("har2-sample"))
+    recipe = Recipe().changed(
+        dataset="har2-sample", solver="inexact-newton", hidden=16, rank=4, epochs=EPOCHS
     )
+    records = [run_experiment(recipe.changed(max_iter=K), data) for K in (1, 2)]
+
+_, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+for record in sorted(records, key=lambda r: -(r["accuracy_last"] or 0)):
+    run, losses = record["run"], [epoch["train_loss"] for epoch in record["epochs"]]
     print(
-        f"  {record['mean_iterations']:.1f} updates a time step; the condition holds at "
-        f"{100 * after['fraction_holding']:.0f} % of the (t, k, window) looked at"
+        f"{record['label']} on {run['dataset']}, seed {run['seed']}: accuracy "
+        f"{record['accuracy_last']:.1f} %, {record['size_kb']:.1f} KB, loss {losses[-1]:.3f}"
     )
-    losses = ", ".join(f"{epoch['train_loss']:.3f}" for epoch in record["epochs"])
-    print(f"  training loss by epoch: {losses}")
+    axes.plot(range(1, len(losses) + 1), losses, "o-", label=record["label"])
+axes.set(xlabel="epoch", ylabel="training loss (nats)", yscale="log")
+axes.legend()
+plt.show()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         register_torchdeq,
     )
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "RESULT_TEXT",

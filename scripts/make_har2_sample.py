@@ -21,7 +21,7 @@ STEP = np.array([0.001] * 3 + [0.002] * 3 + [0.001] * 3, dtype=np.float32)  # g,
 
 
 def make_sample(har: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Arrays of the sample: those of har.npz at the chosen rows, x as int16 (N, 9, 128)."""
+    """Return the arrays of har.npz at the chosen rows, x as int16 (N, 9, 128)."""
     sample = {"scale": STEP, "channels": np.array(CHANNELS), "activities": np.array(ACTIVITIES)}
     for part in ("train", "test"):
         rows = choose(har[f"subject_{part}"], har[f"y_{part}"])

@@ -1,33 +1,32 @@
 """Draw the pictures of README and of the site: python scripts/make_pictures.py
 
-convergence.png: residual against evaluations of three solvers on one slow map.
-logo.png: the cobweb of z <- cos(z), its fixed point in the middle.
+convergence.png: cos(z) = z by plain iteration, and the residuals of two solvers on the same map.
+logo.svg: the cobweb of z <- cos(z), its fixed point in the middle, on a transparent ground.
 """
 
 from pathlib import Path
 
 import torch
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from fixpoint import Anderson, Broyden, Picard
-from fixpoint.analysis import plots, residual_curves
+from fixpoint import Anderson, Picard
+from fixpoint.analysis import plots, residual_curves, trajectories
 
 STATIC = Path(__file__).parent.parent / "docs" / "_static"
+START = torch.zeros(1, 1, dtype=torch.float64)
 
 
 def convergence() -> Figure:
-    """phi(z) = tanh(z U^T + x), U symmetric with ||U||_2 = 0.98, D = 50, float64."""
-    generator = torch.Generator().manual_seed(0)
-    U = torch.randn(50, 50, generator=generator, dtype=torch.float64)
-    U = 0.98 * (U + U.T) / torch.linalg.matrix_norm(U + U.T, 2)
-    x = 0.1 * torch.randn(1, 50, generator=generator, dtype=torch.float64)
-    solvers = {"picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
-    start = torch.zeros_like(x)
-    curves = residual_curves(lambda z: torch.tanh(z @ U.T + x), start, solvers, max_iter=60)
-    axes = plots.plot_residual_curves(curves)
-    axes.set_xscale("linear")
-    axes.set_xlabel("evaluations of phi")
-    return plots.figure_of(axes)
+    """Draw the cobweb of cos, and beside it the residual of each solver against evaluations."""
+    left, right = plots.panels(1, 2, height=2.9)
+    path = trajectories(torch.cos, START, Picard(), max_iter=15)
+    plots.plot_cobweb(torch.cos, path, left, box=(-0.05, 1.25))
+    solvers = {"picard": Picard(), "anderson": Anderson()}
+    plots.plot_residual_curves(residual_curves(torch.cos, START, solvers), right)
+    right.set_xscale("linear")
+    right.set(xlabel="evaluations of phi", ylim=(1e-12, 3))
+    return plots.figure_of(left)
 
 
 def logo() -> Figure:
@@ -45,9 +44,11 @@ def logo() -> Figure:
     axes.plot(0.7391, 0.7391, "o", color=color, markersize=9)
     axes.set(xlim=(-0.02, 1.42), ylim=(-0.02, 1.42))
     axes.axis("off")
+    figure.patch.set_alpha(0)
     return figure
 
 
 if __name__ == "__main__":
     plots.save(convergence(), STATIC / "convergence.png", dpi=200)
-    plots.save(logo(), STATIC / "logo.png", dpi=120)
+    with rc_context({"savefig.transparent": True}):
+        plots.save(logo(), STATIC / "logo.svg")

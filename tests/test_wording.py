@@ -1,11 +1,13 @@
 """Names and prose use the field's terms: invented words and figures of speech are refused."""
 
+import ast
 import io
 import re
 import tokenize
 from pathlib import Path
 
 import pytest
+from support.verbs import begins_with_verb
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,8 +67,22 @@ PROSE = {
     "sees to it": "guarantees",
     "makes of|made of them": "converts",
     '"numbers"': "parameters",
+    "made again backwards": "recomputed on the way back",
+    "gave the sample up|gives the sample up": "did not converge for the sample",
+    "per asinh": "by asinh",
+    "came of it|comes of it": "the result",
 }
 """Phrases that may not occur in docstrings, comments, messages and docs, and what to write."""
+
+DOCS_ONLY = {
+    "whoever": "any caller",
+    "looked at": "examined",
+    "possible are": "supported are",
+    "what keeps": "a heading that names the task",
+    "what comes of": "the result of",
+    "why not is said": "says why not",
+}
+"""The same for the documentation and the packages of `CLEAN`."""
 
 _GAP = (
     r"""(?:[\s"'#]+f?["']?)"""  # between two words: also the end of a line of a comment or string
@@ -95,11 +111,11 @@ def wrong_names(source):
     ]
 
 
-def wrong_phrases(text):
+def wrong_phrases(text, phrases=PROSE):
     return [
         f"line {text.count(chr(10), 0, match.start()) + 1}: {' '.join(match.group().split())!r} "
         f"(write {term})"
-        for phrase, term in PROSE.items()
+        for phrase, term in phrases.items()
         for match in prose_pattern(phrase).finditer(text)
     ]
 
@@ -117,7 +133,9 @@ def relative(path):
 
 
 CODE = files("fixpoint", "examples", "scripts", "benchmarks")
-DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CLEAN = files("fixpoint/analysis", "examples", "docs/_ext")
+"""Files whose docstrings are checked for their first lines, too."""
+DOCS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 TESTS = [path for path in files("tests") if path != Path(__file__)]
 
 
@@ -130,7 +148,11 @@ def test_code_uses_the_terms_of_the_field():
 
 
 def test_docs_use_the_terms_of_the_field():
-    wrong = {relative(path): wrong_phrases(path.read_text(encoding="utf-8")) for path in DOCS}
+    phrases = PROSE | DOCS_ONLY
+    wrong = {
+        relative(path): wrong_phrases(path.read_text(encoding="utf-8"), phrases)
+        for path in [*DOCS, *CLEAN]
+    }
     assert [item for item in wrong.items() if item[1]] == []
 
 
@@ -140,6 +162,53 @@ def test_names_in_tests_use_the_terms_of_the_field():
         source = path.read_text(encoding="utf-8")
         wrong[relative(path)] = [*wrong_names(source), *wrong_phrases(_test_names(source))]
     assert [item for item in wrong.items() if item[1]] == []
+
+
+RELATIVE = re.compile(r"^(?:What|Whether|Which|Why|How|Where|That|Those|Of) ")
+
+
+def docstrings(source):
+    """Yield each function or class of Python code with the first line of its docstring."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            yield node, ast.get_docstring(node).splitlines()[0]
+
+
+def is_property(node):
+    return any(
+        "property" in ast.unparse(d) or "setter" in ast.unparse(d) for d in node.decorator_list
+    )
+
+
+def wrong_first_lines(source):
+    wrong = []
+    for node, line in docstrings(source):
+        if isinstance(node, ast.ClassDef) or is_property(node):
+            if RELATIVE.match(line):
+                wrong.append(f"line {node.lineno}: {line!r} (name the thing by a noun)")
+        elif not begins_with_verb(line):
+            wrong.append(f"line {node.lineno}: {line!r} (begin with a verb)")
+    return wrong
+
+
+def test_first_lines_say_what_a_function_does_and_what_a_class_is():
+    wrong = {relative(path): wrong_first_lines(path.read_text(encoding="utf-8")) for path in CLEAN}
+    assert [item for item in wrong.items() if item[1]] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ('def f():\n    """Return the sum."""', 0),
+        ('def f():\n    """The sum."""', 1),
+        ('def f():\n    """Size of the sum."""', 1),
+        ('@property\ndef f():\n    """The sum."""', 0),
+        ('class A:\n    """What f found."""', 1),
+        ('class A:\n    """Findings of f."""', 0),
+    ],
+)
+def test_first_lines_are_judged(source, count):
+    assert len(wrong_first_lines(source)) == count
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Why a model converges or does not."""
 
-from typing import Any
-
 from fixpoint.analysis.basins import Basins, basins, trajectories
 from fixpoint.analysis.contraction import (
     FeasibleEta,
@@ -96,12 +94,3 @@ __all__ = [
     "trajectories",
     "work_precision",
 ]
-
-_FORMER = ("equilibrium", "equilibrium_derivative", "newton_steps", "plain_steps")
-
-
-def __getattr__(name: str) -> Any:
-    """The names that functions of the scalar tanh map had before."""
-    if name in _FORMER:
-        return globals()[f"tanh_{name}"]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 def hessenberg(product: Product, v: Tensor, memory: int) -> Tensor:
-    """H = V^T A V of each sample, (B, m, m), V an orthonormal basis of v, A v, A^2 v, ...
+    """Compute H = V^T A V of each sample, (B, m, m), V an orthonormal basis of v, A v, A^2 v, ...
 
     A sample whose Krylov space is exhausted continues with zero vectors, which add zeros to the
     eigenvalues of its H.
@@ -37,13 +37,13 @@ def hessenberg(product: Product, v: Tensor, memory: int) -> Tensor:
 
 
 def unit(v: Tensor) -> Tensor:
-    """Each row divided by its norm; zero rows are unchanged."""
+    """Divide each row by its norm; zero rows are unchanged."""
     size = v.norm(dim=1, keepdim=True)
     return v / torch.where(size == 0, 1.0, size)
 
 
 def largest(matrices: Tensor) -> Tensor:
-    """Largest |eigenvalue| of each matrix of (B, n, n), (B,) float64; NaN where not finite."""
+    """Return the largest |eigenvalue| of each matrix (B, n, n), float64; NaN where not finite."""
     good = matrices.isfinite().all(2).all(1)
     # LAPACK refuses a matrix that is not finite: it prints, or raises for the whole batch.
     values = torch.linalg.eigvals(torch.where(good[:, None, None], matrices, 0.0).double())

@@ -39,7 +39,7 @@ def basins(
     same: float = 1e-3,
     roots: Tensor | None = None,
 ) -> Basins:
-    """Which fixed point each start of a grid reaches, all in one batch in float64.
+    """Find the fixed point that each start of a grid reaches, all in one batch in float64.
 
     Args:
         phi: map of (B, 2) states.
@@ -76,7 +76,7 @@ def basins(
 
 
 def _clusters(z: Tensor, known: list[Tensor], same: float) -> list[Tensor]:
-    """One of the solutions z, (N, 2), for each group nearer than `same`, the largest first."""
+    """Return one solution of each group of z, (N, 2), nearer than `same`, the largest first."""
     for root in known:
         z = z[(z - root).norm(dim=1) > same]
     groups = []
@@ -88,7 +88,7 @@ def _clusters(z: Tensor, known: list[Tensor], same: float) -> list[Tensor]:
 
 
 def trajectories(phi: MatrixMap, z0: Tensor, solver: Solver, *, max_iter: int = 50) -> Tensor:
-    """The iterates of a solver from each start, (n + 1, B, D), n at most `max_iter`.
+    """Return the iterates of a solver from each start, (n + 1, B, D), n at most `max_iter`.
 
     Example:
         >>> import torch

@@ -36,7 +36,7 @@ def contraction(
     memory: int = 64,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """||I + eta f'(z)||_2 of each sample, (B,), f(z) = phi(z) - z.
+    """Compute ||I + eta f'(z)||_2 of each sample, (B,), f(z) = phi(z) - z.
 
     Below 1 along the iterates, z <- z + eta f(z) converges locally at a linear rate.
 
@@ -86,7 +86,7 @@ def _lanczos_norm(
     memory: int,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """||A||_2 of each sample, A = (1 - eta) I + eta J, from below."""
+    """Compute ||A||_2 of each sample, A = (1 - eta) I + eta J, from below."""
     with torch.enable_grad():
         start = z.detach().requires_grad_()
         fz = phi(start)
@@ -110,7 +110,7 @@ def _lanczos_norm(
 
 
 def feasible_eta(phi: MatrixMap, z: Tensor) -> FeasibleEta:
-    """All eta with ||I + eta f'(z)||_2 < 1, for each sample.
+    """Return all eta with ||I + eta f'(z)||_2 < 1, for each sample.
 
     With F = f'(z) and S = -(F + F^T), ||I + eta F|| < 1 means eta^2 F^T F < eta S as quadratic
     forms. Some eta > 0 does so iff S is positive definite, and then exactly those in (0, m), m
@@ -152,7 +152,7 @@ def feasible_eta(phi: MatrixMap, z: Tensor) -> FeasibleEta:
 
 
 def infeasible_reason(phi: MatrixMap, z: Tensor) -> tuple[str, ...]:
-    """Why no eta satisfies ||I + eta f'(z)||_2 < 1, a sentence a sample, "" where some eta does.
+    """Say for each sample why no eta satisfies ||I + eta f'(z)||_2 < 1, "" where some eta does.
 
     Source: see `feasible_eta`; a norm other than the 2-norm may allow a small eta iff all
         eigenvalues of f' have real parts of one sign, for then rho(I + eta f') < 1.
@@ -187,7 +187,7 @@ def _reason(good: bool, feasible: bool, ends: list[float], side: int) -> str:
 
 
 def _residual_jacobian(phi: MatrixMap, z: Tensor) -> tuple[Tensor, Tensor]:
-    """f'(z) = J - I in float64, (B, D, D), and whether z, phi(z) and J are finite, (B,).
+    """Compute f'(z) = J - I in float64, (B, D, D), and whether z, phi(z) and J are finite, (B,).
 
     Where they are not, -I stands in, so that the other samples get their answer.
     """

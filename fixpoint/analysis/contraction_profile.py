@@ -37,10 +37,10 @@ class ContractionProfile(NamedTuple):
 
 @torch.no_grad()
 def contraction_profile(model: nn.Module, x: Tensor, *, points: int = 16) -> ContractionProfile:
-    """The convergence condition along a sequence, at `points` time steps spread evenly.
+    """Return the convergence condition along a sequence, at `points` time steps spread evenly.
 
     For `InexactNewton` (and a Picard iteration with a fixed number of steps) each of the K
-    updates is looked at from the state that it starts from, with its own eta. For a solver that
+    updates is evaluated from the state that it starts from, with its own eta. For a solver that
     runs to a tolerance the state is the solution h_t and eta = 1, the condition of plain
     iteration.
 
@@ -94,7 +94,7 @@ def contraction_profile(model: nn.Module, x: Tensor, *, points: int = 16) -> Con
 
 
 def ernn_of(model: nn.Module, function: str) -> ERNN:
-    """The ERNN that a model is or holds as its attribute `layer`.
+    """Return the ERNN that a model is or holds as its attribute `layer`.
 
     Raises:
         TypeError: there is none; `function` is named.
@@ -109,7 +109,7 @@ def ernn_of(model: nn.Module, function: str) -> ERNN:
 
 
 def learned_eta(layer: ERNN) -> Tensor:
-    """eta of every time step and update, (T, K); (1, K) where it is shared over time.
+    """Compute eta of every time step and update, (T, K); (1, K) where it is shared over time.
 
     Raises:
         TypeError: the layer's solver has no eta.
@@ -130,7 +130,7 @@ def learned_eta(layer: ERNN) -> Tensor:
 
 
 def least_squares_line(eta: Tensor) -> Tensor:
-    """Slope and intercept of the line through eta_t over t = 1 .. T, (K, 2) in float64.
+    """Return slope and intercept of the line through eta_t over t = 1 .. T, (K, 2) in float64.
 
     Args:
         eta: (T, K) with T >= 2.
@@ -155,7 +155,7 @@ def least_squares_line(eta: Tensor) -> Tensor:
 
 
 def _steps(layer: ERNN, t: int) -> Tensor:
-    """eta of each update at time t, (K,)."""
+    """Compute eta of each update at time t, (K,)."""
     solver = layer.fixed_point.solver
     if isinstance(solver, InexactNewton):
         return solver.steps(t).detach()
@@ -165,8 +165,9 @@ def _steps(layer: ERNN, t: int) -> Tensor:
 
 @torch.no_grad()
 def equilibrium_gap(cell: EquilibriumMap, x: Tensor, output: Tensor) -> Tensor:
-    """How far each state is from its equilibrium, (T, B): |phi(h_t) - h_t| over the larger of
-    |phi(h_t)| and |h_t|.
+    """Measure the distance of each state from its equilibrium, (T, B).
+
+    It is |phi(h_t) - h_t| over the larger of |phi(h_t)| and |h_t|.
 
     Near 0 the state is equilibrated; near 1 it is not: the layer integrates its input over time.
 

@@ -1,4 +1,4 @@
-"""How fast one solve converged, beside what Lemma 1 promises, and its condition at each update."""
+"""The rate of one solve, the rate that Lemma 1 promises, and its condition at each update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fixpoint.solvers import Newton
 
 
 class ConvergenceRate(NamedTuple):
-    """The n updates of a solve: what Lemma 1 bounds, and what happened.
+    """Rates of the n updates of a solve: the bound of Lemma 1, and the measured ones.
 
     forcing: ||r_k|| / ||f(z_k)|| with r_k = f(z_k) + f'(z_k) (z_{k+1} - z_k), (n, B); NaN where
         the sample did not move.
@@ -35,7 +35,7 @@ class ConvergenceRate(NamedTuple):
 def convergence_rate(
     trace: Trace, phi: MatrixMap, *, z_star: Tensor | None = None
 ) -> ConvergenceRate:
-    """Lemma 1's tau of a recorded solve and the measured rate, side by side.
+    """Return Lemma 1's tau of a recorded solve and the measured rate, side by side.
 
     The lemma: if ||r_k|| <= tau ||f(z_k)|| with tau < 1 for all k, then close enough to z* the
     errors satisfy ||z_{k+1} - z*||_* <= tau ||z_k - z*||_*, ||y||_* = ||f'(z*) y||. It holds for
@@ -82,7 +82,7 @@ def convergence_rate(
 
 @torch.no_grad()
 def iteration_profile(phi: MatrixMap, trace: Trace, eta: float | Tensor) -> ContractionProfile:
-    """||I + eta f'(z_k)||_2 at each iterate of one recorded solve, and the feasible eta there.
+    """Compute ||I + eta f'(z_k)||_2 and the feasible eta at each iterate of a recorded solve.
 
     Args:
         phi: the map of the solve, on (B, D) matrices.
@@ -136,5 +136,5 @@ def _solution(phi: MatrixMap, z: Tensor) -> Tensor:
 
 
 def _times_jacobian(phi: MatrixMap, z: Tensor, v: Tensor) -> Tensor:
-    """f'(z) v = J v - v of each sample, (B, D)."""
+    """Compute f'(z) v = J v - v of each sample, (B, D)."""
     return Derivatives(phi).jvp(z, v) - v

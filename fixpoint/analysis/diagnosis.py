@@ -24,7 +24,7 @@ from fixpoint.solvers import InexactNewton
 
 
 class Diagnosis(NamedTuple):
-    """What `diagnose` found.
+    """Findings of `diagnose`.
 
     All tensors are on the CPU.
 
@@ -52,7 +52,7 @@ def diagnose(model: nn.Module, x: Tensor, *, points: int = 32, windows: int = 8)
     Args:
         model: a one-layer, one-direction `ERNN`, or a model that holds one as `layer`.
         x: windows in the layer's layout, a batch.
-        points: most time steps at which the condition is looked at, spread evenly.
+        points: most time steps at which the condition is evaluated, spread evenly.
         windows: most windows of x for which it is, spread evenly.
 
     Raises:
@@ -95,7 +95,7 @@ def diagnose(model: nn.Module, x: Tensor, *, points: int = 32, windows: int = 8)
 def describe(
     profile: ContractionProfile, gap: Tensor | None = None, eta: Tensor | None = None
 ) -> tuple[str, ...]:
-    """A profile and, if given, the gap of `equilibrium_gap` in sentences; t and k count from 1.
+    """Describe a profile and, if given, the gap in sentences; t and k count from 1.
 
     Args:
         eta: of every time step and update, (T, K); that of the profile's steps if not given.
@@ -106,7 +106,7 @@ def describe(
         >>> from fixpoint.models import ERNN
         >>> profile = contraction_profile(ERNN(9, 8), torch.randn(20, 4, 9))
         >>> print(describe(profile)[0])
-        The condition ||I + eta f'(h)|| < 1 holds at all of the (t, k, window) looked at.
+        The condition ||I + eta f'(h)|| < 1 holds at all of the (t, k, window) examined.
     """
     if eta is None:
         steps = _steps(profile.eta, profile.t.tolist())
@@ -129,7 +129,8 @@ def _setting(layer: ERNN, x: Tensor) -> str:
 
 
 def _all_eta(layer: ERNN, T: int) -> Tensor | None:
-    """eta of every time step, (T, K), also those not in the profile; None without a learned eta."""
+    """Return eta of every time step, (T, K), not in the profile alone; None without a learned
+    one."""
     solver = layer.fixed_point.solver
     if not isinstance(solver, InexactNewton) or solver.has_tolerance:
         return None
@@ -157,12 +158,12 @@ def _solving(layer: ERNN, result: Tensor, iterations: Tensor) -> Iterable[str]:
 def _condition(profile: ContractionProfile) -> Iterable[str]:
     known = ~profile.norm.isnan()
     if not bool(known.any()):
-        yield "No window looked at is finite, so nothing is known of the condition."
+        yield "No window examined is finite, so the condition is unknown."
         return
     fails = known & ~(profile.norm < 1)
     fraction = 1 - (fails.sum() / known.sum()).item()
     where = "all" if fraction == 1 else "none" if fraction == 0 else percent(fraction)
-    yield f"The condition ||I + eta f'(h)|| < 1 holds at {where} of the (t, k, window) looked at."
+    yield f"The condition ||I + eta f'(h)|| < 1 holds at {where} of the (t, k, window) examined."
     eta = profile.eta[..., None].to(profile.upper.dtype).expand_as(profile.norm)
     empty, positive = profile.lower.isnan(), profile.upper > 0
     reasons = (
@@ -181,7 +182,7 @@ def _condition(profile: ContractionProfile) -> Iterable[str]:
 
 
 def _where(marked: Tensor, times: list[int]) -> str:
-    """The (t, k) that are marked, (S, K), of the S time steps looked at."""
+    """Say which (t, k), (S, K), of the S time steps examined are marked."""
     updates = marked.shape[1]
     ranges = [_ranges(marked[:, k].tolist(), times) for k in range(updates)]
     if updates > 1 and len(set(ranges)) == 1:
@@ -191,7 +192,7 @@ def _where(marked: Tensor, times: list[int]) -> str:
 
 
 def _steps(eta: Tensor, times: list[int]) -> Iterable[str]:
-    """In words, eta, (S, K), of the S time steps given."""
+    """Describe eta, (S, K), of the S time steps given."""
     eta = eta.double()
     negative = eta < 0
     low, high = eta.min().item(), eta.max().item()
@@ -204,7 +205,7 @@ def _steps(eta: Tensor, times: list[int]) -> Iterable[str]:
 
 
 def _ranges(marked: list[bool], times: list[int]) -> str:
-    """Marked time steps from 1 on, neighbours among the `times` looked at joined."""
+    """Join marked time steps, from 1 on, that are neighbors among the `times` examined."""
     runs: list[list[int]] = []
     before = False
     for t, mark in zip(times, marked, strict=True):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def evenly_spaced(total: int, count: int) -> Tensor:
-    """At most `count` indices below `total`, the first and the last among them, int64.
+    """Spread at most `count` indices over 0 to `total` - 1, the first and the last included, int64.
 
     Example:
         >>> from fixpoint.analysis import evenly_spaced

@@ -14,7 +14,7 @@ _MOST = 100_000
 
 
 def gap_quantiles(gap: Tensor) -> tuple[float, float, float] | None:
-    """10 %, 50 % and 90 % quantile of the gaps of `equilibrium_gap`; None where all are NaN.
+    """Compute the 10 %, 50 % and 90 % quantile of gaps; None where all are NaN.
 
     Of more than 100 000 gaps evenly spaced ones are taken.
 
@@ -34,7 +34,7 @@ def gap_quantiles(gap: Tensor) -> tuple[float, float, float] | None:
 
 
 def equilibrium_verdict(quantiles: Sequence[float]) -> tuple[str, str]:
-    """The distance from equilibrium in a sentence, and what it means in another.
+    """Say how far the states are from equilibrium in a sentence, and what it means in another.
 
     A layer equilibrates where 90 % of its states are within `NEAR`, and integrates where half of
     them are at least `FAR` away.

@@ -15,7 +15,7 @@ State = Any
 
 
 def hidden_states(layer: nn.Module, x: Tensor, *, batch_size: int = 512) -> Tensor:
-    """h_1 .. h_T of a recurrent layer, (T, B, n), without gradient.
+    """Return h_1 .. h_T of a recurrent layer, (T, B, n), without gradient.
 
     Args:
         layer: called as `output, h_n = layer(x)`: `ERNN`, `torch.nn.RNN`, `LSTM`, `GRU`, or a
@@ -40,7 +40,7 @@ def hidden_states(layer: nn.Module, x: Tensor, *, batch_size: int = 512) -> Tens
 
 
 def gradient_norms(layer: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """|d loss / d h_t| over time, (T, B), in the 2-norm of each sample's state.
+    """Compute |d loss / d h_t| over time, (T, B), in the 2-norm of each sample's state.
 
     Falling towards t = 1 the gradient vanishes, rising it explodes. The last row is that of the
     loss itself. For several layers the state is that of all of them, for an LSTM (h, c).
@@ -75,7 +75,7 @@ def gradient_norms(layer: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]
 
 
 def jacobian_spectrum(layer: nn.Module, x: Tensor, *, times: Sequence[int] | None = None) -> Tensor:
-    """Singular values of d h_T / d h_t, (S, B, n), largest first.
+    """Return singular values of d h_T / d h_t, (S, B, n), largest first.
 
     How much of a change of the state at step t, in each of n directions, is left at the end: all
     near 0 means forgotten, above 1 amplified. For several layers n counts all their units, for an
@@ -113,19 +113,19 @@ def jacobian_spectrum(layer: nn.Module, x: Tensor, *, times: Sequence[int] | Non
 
 
 def recurrent_layer(model: nn.Module) -> nn.Module:
-    """The innermost layer of a model whose wrappers hold the next one as `layer`."""
+    """Return the innermost layer of a model whose wrappers hold the next one as `layer`."""
     while isinstance(inner := getattr(model, "layer", None), nn.Module):
         model = inner
     return model
 
 
 def time_first(layer: nn.Module, x: Tensor) -> Tensor:
-    """x as (T, B, d), whatever the layout of the layer."""
+    """Compute x as (T, B, d), whatever the layout of the layer."""
     return x.transpose(0, 1) if getattr(recurrent_layer(layer), "batch_first", False) else x
 
 
 def _unrolled_states(layer: nn.Module, x: Tensor) -> tuple[list[State], Tensor]:
-    """The state after each time step as graph nodes, and the last output, (B, n)."""
+    """Return the state after each time step as graph nodes, and the last output, (B, n)."""
     states: list[State] = []
     if getattr(layer, "bidirectional", False):
         raise ValueError("a bidirectional layer has no one state at t: take each direction alone")
@@ -147,12 +147,12 @@ def _parts(state: State) -> tuple[Tensor, ...]:
 
 
 def _rows(g: Tensor | None, leaf: Tensor) -> Tensor:
-    """(L, B, n) as (B, L n), (B, n) as it is; zeros where there is no gradient."""
+    """Compute (L, B, n) as (B, L n), (B, n) as it is; zeros where there is no gradient."""
     g = torch.zeros_like(leaf) if g is None else g
     return g.transpose(0, 1).flatten(1) if g.dim() == 3 else g
 
 
 def _matrix(gradients: Sequence[Tensor | None], leaves: list[Tensor], per: int) -> Tensor:
-    """One row of each of the S Jacobians, (S, B, n)."""
+    """Return one row of each of the S Jacobians, (S, B, n)."""
     flat = [_rows(g, leaf) for g, leaf in zip(gradients, leaves, strict=True)]
     return torch.stack([torch.cat(flat[i : i + per], 1) for i in range(0, len(flat), per)])

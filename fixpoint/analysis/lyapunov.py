@@ -15,7 +15,7 @@ from fixpoint.sequence.sequential import advance_tangent
 
 
 class LyapunovExponent(NamedTuple):
-    """How a small change of the state grows over T time steps of B windows.
+    """Growth of a small change of the state over T time steps of B windows.
 
     growth: log |e_t| / |e_0| of a tangent e, (T, B), natural logarithm.
     exponent: its mean rate over the second half of the steps, (B,), per time step.
@@ -26,7 +26,7 @@ class LyapunovExponent(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What it says of time="parallel", in one sentence."""
+        """A sentence on the exponent and time="parallel"."""
         mean, worst = self.exponent.mean().item(), self.exponent.max().item()
         measured = (
             f"The largest Lyapunov exponent along these windows is {mean:.3g} per time step "
@@ -51,7 +51,7 @@ class LyapunovExponent(NamedTuple):
 
 @torch.no_grad()
 def lyapunov_exponent(layer: nn.Module, x: Tensor, *, seed: int = 0) -> LyapunovExponent:
-    """The largest Lyapunov exponent of a recurrent layer along data, by its tangent recurrence.
+    """Measure the largest Lyapunov exponent of a recurrent layer along data, by its tangents.
 
     A random unit tangent is carried through the Jacobians of the steps and rescaled at each.
     Below 0 the recurrence forgets its state, and all steps can be solved at once; above 0 small

@@ -20,7 +20,7 @@ def spectral_radius(
     generator: torch.Generator | None = None,
     batched: bool = True,
 ) -> Tensor:
-    """rho(J) of each sample, (B,), the largest |eigenvalue| of J = d phi / d z.
+    """Compute rho(J) of each sample, (B,), the largest |eigenvalue| of J = d phi / d z.
 
     Near z*, plain iteration converges iff rho < 1, by a factor rho an update; a norm of J, as in
     `contraction`, only bounds it from above. phi is evaluated once; rows of phi must be
@@ -82,7 +82,7 @@ def spectral_radius(
 
 
 def eigenvalues(phi: MatrixMap, z: Tensor) -> Tensor:
-    """All eigenvalues of J = d phi / d z of each sample, (B, D) complex, largest modulus first.
+    """Return all eigenvalues of J = d phi / d z, (B, D) complex, largest modulus first.
 
     From the dense J in float64: D up to about a thousand. An update with step eta multiplies the
     error along an eigenvector by 1 + eta (lambda - 1).

@@ -27,7 +27,7 @@ class History(NamedTuple):
 
 
 class ParameterDrift(NamedTuple):
-    """How the parameters moved over E epochs.
+    """Distances of the parameters over E epochs.
 
     to_last: distance of the model after each epoch from the last one, (E + 1,).
     change: distance that each epoch moved it, (E,).
@@ -40,7 +40,7 @@ class ParameterDrift(NamedTuple):
 
 
 def parameter_drift(parameters: Tensor) -> ParameterDrift:
-    """Euclidean distances of the model after each epoch from the last, and from the one before.
+    """Return Euclidean distances of the parameters of each epoch from the last and the one before.
 
     Args:
         parameters: one vector an epoch, (E + 1, P), as in `History`.
@@ -62,7 +62,7 @@ def parameter_drift(parameters: Tensor) -> ParameterDrift:
 
 
 def discrimination(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Intra-class over inter-class distance of the hidden states over time, (T,).
+    """Return intra-class over inter-class distance of the hidden states over time, (T,).
 
     The mean distance of two states of one class, averaged over the classes, divided by the mean
     distance of two states of different classes. 1: the states say nothing about the class;
@@ -94,7 +94,7 @@ def discrimination(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def class_distance_ratio(states: Tensor, y: Tensor) -> Tensor:
-    """The ratio of `discrimination` for given states, (T, N, n)."""
+    """Return the ratio of `discrimination` for given states, (T, N, n)."""
     classes, counts = y.unique(return_counts=True)
     if len(counts) < 2 or int(counts.min()) < 2:
         raise ValueError(

@@ -35,7 +35,7 @@ def residual_curves(
     max_iter: int = 50,
     floor: float | None = None,
 ) -> dict[str, ResidualCurve]:
-    """Residual against work of each solver on one map.
+    """Return residual against work of each solver on one map.
 
     Each point is a solve of its own, so the work is counted and not assumed; a Jacobian of
     D columns is D products.
@@ -101,7 +101,7 @@ def work_precision(
     max_iter: int = 200,
     repeats: int = 3,
 ) -> dict[str, list[WorkPoint]]:
-    """The cost-accuracy frontier of each solver: what was reached, and what it took.
+    """Measure the cost-accuracy frontier of each solver: the accuracy reached, and its work.
 
     Args:
         phi: map of (B, D) states.
@@ -161,7 +161,7 @@ def _point(
 
 
 class GradientError(NamedTuple):
-    """Relative error of gradients against that of the exact equilibrium.
+    """Relative error of gradients against the gradient of the exact equilibrium.
 
     unrolled: backpropagation through K plain updates, one value a K.
     implicit: the implicit function theorem at a tolerance, one value a tolerance.
@@ -185,7 +185,7 @@ def gradient_error(
     rtols: Sequence[float] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8),
     beta: float = 1.0,
 ) -> GradientError:
-    """How wrong unrolled and implicit gradients of loss(z*) are, over K and over the tolerance.
+    """Measure the error of unrolled and implicit gradients of loss(z*) over K and the tolerance.
 
     The reference is implicit, from Newton to the rounding floor of z0's dtype; take float64.
     Unrolling K updates errs by about K rho^K, rho the spectral radius of J; stopping at a
@@ -251,6 +251,6 @@ def _gradient(
 
 
 def _relative(z: Tensor, scale: Tensor) -> Tensor:
-    """rms(z) / rms(scale) of each sample, (B,)."""
+    """Compute rms(z) / rms(scale) of each sample, (B,)."""
     tiny = torch.finfo(z.dtype).tiny
     return z.norm(dim=1) / scale.norm(dim=1).clamp_min(tiny)

@@ -5,13 +5,21 @@ import numpy as np
 import pytest
 import torch
 
-from fixpoint import Result
+from fixpoint import Picard, Result, solve
 from fixpoint.analysis import (
     ContractionProfile,
+    basins,
     contraction_profile,
+    convergence_rate,
     diagnose,
+    gradient_error,
+    iteration_profile,
+    lyapunov_exponent,
+    parallel_iterations,
     parameter_drift,
     plots,
+    residual_curves,
+    trajectories,
 )
 from fixpoint.analysis.plots import style
 from fixpoint.models import ERNN, LastStateClassifier
@@ -311,3 +319,119 @@ def test_the_legend_of_the_updates_covers_no_curve():
     axes = plots.plot_updates(iterations, torch.full((20, 4), int(Result.MAX_ITER)))
     plots.figure_of(axes).draw_without_rendering()
     assert not axes.get_legend().get_window_extent().overlaps(axes.get_window_extent())
+
+
+def test_a_figure_has_at_most_three_columns_side_by_side():
+    figure = plots.contraction_figure([record(2), record(2), record(1)])
+    width, height = figure.get_size_inches()
+    assert len(figure.get_axes()) == 10
+    assert width < 10 < 2 * height
+    titles = [axes.get_title() for axes in figure.get_axes() if axes.get_title()]
+    assert len(titles) == 5
+
+
+def test_a_cobweb_ends_at_the_fixed_point():
+    path = trajectories(torch.cos, torch.zeros(1, 1, dtype=torch.float64), Picard(rtol=1e-8))
+    _, graph, steps, start = plots.plot_cobweb(torch.cos, path).get_lines()
+    corners = steps.get_xydata()
+    assert corners[0].tolist() == corners[0, ::-1].tolist() == [0, 0]
+    np.testing.assert_allclose(corners[1::2, 1], np.cos(corners[1::2, 0]))  # on the graph
+    np.testing.assert_allclose(corners[1:-1:2, 1], corners[2::2, 0])  # level, as it is plain
+    np.testing.assert_allclose(corners[-1], 0.7390851332151607, atol=1e-7)
+    np.testing.assert_allclose(graph.get_ydata(), np.cos(graph.get_xdata()))
+    assert start.get_xydata().tolist() == [[0, 0]]
+
+
+def test_a_cobweb_of_two_numbers_is_refused():
+    path = trajectories(torch.cos, torch.zeros(1, 2), Picard())
+    with pytest.raises(ValueError, match=r"one sample of one number.*use plot_trajectories"):
+        plots.plot_cobweb(torch.cos, path)
+
+
+def test_a_notebook_shows_new_figures(monkeypatch):
+    """In Jupyter a new figure is one of pyplot, shown below the cell; elsewhere it is not."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.close("all")
+    plots.plot_equilibrium()
+    assert pyplot.get_fignums() == []
+    monkeypatch.setattr("builtins.get_ipython", lambda: None, raising=False)
+    axes = plots.plot_equilibrium()
+    assert pyplot.get_fignums() == [plots.figure_of(axes).number]
+    pyplot.close("all")
+
+
+class OnAnotherDevice(torch.Tensor):
+    """A tensor that NumPy cannot read, like one on a GPU, until it is copied to main memory."""
+
+    @classmethod
+    def of(cls, tensor):
+        return tensor.as_subclass(cls)
+
+    def numpy(self, *_, **__):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    __array__ = numpy
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+def elsewhere(value):
+    if isinstance(value, torch.Tensor):
+        return OnAnotherDevice.of(value)
+    if hasattr(value, "_fields"):
+        return type(value)(*map(elsewhere, value))
+    if isinstance(value, dict):
+        return {name: elsewhere(part) for name, part in value.items()}
+    return value
+
+
+def results_of_analysis():
+    torch.manual_seed(0)
+    x, phi = torch.randn(20, 4, 9), lambda z: torch.tanh(2 * z)
+    layer, solver = ERNN(9, 8), Picard(record="iterates")
+    trace = solve(torch.cos, torch.zeros(1, 1), solver).trace
+    a = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
+    z0 = torch.zeros(1, 1, dtype=torch.float64)
+    found = diagnose(layer, x)
+    history = record_training(torch.nn.Linear(2, 2), x[0, :, :2], torch.tensor([0, 1, 0, 1]))
+    lengths = parallel_iterations(ERNN(9, 8), torch.randn(64, 2, 9), [16, 64])
+    curves = residual_curves(torch.cos, torch.zeros(1, 1), {"picard": Picard()})
+    return {
+        "basins": (plots.plot_basins, basins(phi, "picard", size=6)),
+        "cobweb": (lambda path: plots.plot_cobweb(torch.cos, path), z0.expand(3, 1, 1)),
+        "diagnosis": (plots.diagnosis_figure, found),
+        "discrimination": (plots.plot_discrimination, {"RNN": torch.rand(20)}),
+        "drift": (plots.plot_drift, {"RNN": parameter_drift(torch.rand(5, 3))}),
+        "epochs": (lambda profile: plots.plot_epochs([profile, profile]), found.profile),
+        "eta": (plots.plot_eta, torch.rand(20, 1)),
+        "gap": (plots.plot_gap, found.gap),
+        "gradient error": (plots.plot_gradient_error, gradient_error(lambda z: a * z + 1, z0, [a])),
+        "gradient norms": (plots.plot_gradient_norms, {"RNN": torch.rand(20, 4) + 1}),
+        "growth": (plots.plot_growth, lyapunov_exponent(layer, x)),
+        "iterations": (plots.plot_iterations, iteration_profile(torch.cos, trace, 1.0)),
+        "loss": (plots.plot_loss, {"RNN": history}),
+        "parallel": (plots.parallel_iterations_figure, lengths),
+        "profile": (plots.plot_profile, found.profile),
+        "rate": (plots.plot_rate, convergence_rate(trace, torch.cos)),
+        "residuals": (plots.plot_residual_curves, curves),
+        "spectrum": (plots.plot_jacobian_spectrum, torch.rand(20, 4, 8)),
+        "trajectories": (plots.plot_trajectories, torch.rand(5, 3, 2)),
+        "updates": (lambda n: plots.plot_updates(n, torch.zeros_like(n)), torch.ones(20, 4)),
+    }
+
+
+RESULTS = results_of_analysis()
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_tensors_of_any_device_are_drawn(name):
+    draw, result = RESULTS[name]
+    axes = draw(elsewhere(result))
+    figure = axes if isinstance(axes, plots.Figure) else plots.figure_of(axes)
+    figure.draw_without_rendering()
+
+
+def test_low_precision_and_tensors_with_a_graph_are_drawn():
+    eta = torch.rand(20, 1, dtype=torch.bfloat16, requires_grad=True)
+    assert len(plots.plot_eta(eta).get_lines()) > 0

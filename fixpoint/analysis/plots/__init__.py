@@ -1,6 +1,8 @@
 """Figures: each function draws one result of `fixpoint.analysis` on the given or on new axes.
 
-Only this package loads matplotlib; it sets nothing global.
+New axes belong to a new figure, which a notebook shows below its cell; elsewhere write it with
+`save(figure_of(axes), "figure.png")`. Tensors may be on any device. Only this package loads
+matplotlib; it sets nothing global.
 """
 
 from fixpoint._messages import missing_extra
@@ -10,6 +12,7 @@ try:
 except ModuleNotFoundError:
     raise missing_extra("fixpoint.analysis.plots", "matplotlib", "bench") from None
 
+from fixpoint.analysis.plots.cobweb import plot_cobweb
 from fixpoint.analysis.plots.condition import (
     CONDITION_CAPTION,
     CONTRACTION_CAPTION,
@@ -86,6 +89,7 @@ __all__ = [
     "panels",
     "parallel_iterations_figure",
     "plot_basins",
+    "plot_cobweb",
     "plot_contraction",
     "plot_data_profile",
     "plot_discrimination",

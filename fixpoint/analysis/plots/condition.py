@@ -20,6 +20,7 @@ from fixpoint.analysis.plots.style import (
     each_run,
     epoch_axis,
     figure_of,
+    host,
     legend_below,
     literal,
     log_y,
@@ -29,6 +30,9 @@ from fixpoint.analysis.plots.style import (
 
 BEFORE, AFTER = COLORS["grey"], COLORS["blue"]
 INTERVAL, USED = COLORS["orange"], COLORS["green"]
+WIDEST = 3
+"""Most columns of a figure side by side."""
+
 NORM = r"$\|I + \eta f'(h)\|_2$"
 CONTRACTION_CAPTION = (
     "Above: ||I + eta f'(h)||_2 over time before and after training, median and range of the "
@@ -50,7 +54,7 @@ Profiles = dict[str, Any] | list[dict[str, Any]]
 def plot_contraction(
     axes: Axes, before: Profiles | None = None, after: Profiles | None = None, k: int = 0
 ) -> None:
-    """||I + eta f'(h)||_2 of update k over time: median of all windows and seeds, and their range.
+    """Draw ||I + eta f'(h)||_2 of update k over time: median and range of all windows and seeds.
 
     Args:
         axes: where to draw.
@@ -75,10 +79,10 @@ def plot_contraction(
 
 
 def plot_feasible_eta(axes: Axes, after: Profiles, k: int) -> None:
-    """eta of update k over time, and the interval in which the condition holds in all windows.
+    """Draw eta of update k over time, and the interval in which the condition holds everywhere.
 
-    The interval is left out at time steps where some window has none. Of several seeds the eta is
-    their median, in a band from the smallest to the largest.
+    At time steps where some window has none, a tick at the foot takes its place. Of several seeds
+    the eta is their median, in a band from the smallest to the largest.
     """
     t = _steps(after)
     lower, upper = _windows(after, "lower", k).max(1), _windows(after, "upper", k).min(1)
@@ -93,7 +97,13 @@ def plot_feasible_eta(axes: Axes, after: Profiles, k: int) -> None:
     axes.vlines(t[alone], lower[alone], upper[alone], color=INTERVAL, alpha=0.35, linewidth=3)
     if not good.all():
         axes.plot(
-            t[~good], np.zeros((~good).sum()), "x", color=INTERVAL, label="no feasible $\\eta$"
+            t[~good],
+            np.full((~good).sum(), 0.03),
+            "|",
+            color=INTERVAL,
+            markersize=4,
+            transform=axes.get_xaxis_transform(),
+            label="no feasible $\\eta$",
         )
     axes.plot(t, np.median(etas, 0), color=USED, marker="s", markersize=2.5, label=r"$\eta$ used")
     if len(etas) > 1:
@@ -104,21 +114,23 @@ def plot_feasible_eta(axes: Axes, after: Profiles, k: int) -> None:
 
 
 def _steps(profiles: Profiles) -> np.ndarray:
-    """The time steps, counted from 1."""
+    """Return the time steps, counted from 1."""
     return np.array(each_run(profiles, dict)[0]["t"]) + 1
 
 
 def _windows(profiles: Profiles, name: str, k: int) -> np.ndarray:
-    """A figure of update k, (S, windows of all seeds)."""
+    """Return a figure of update k, (S, windows of all seeds)."""
     parts = [np.array(one[name], dtype=float)[:, k] for one in each_run(profiles, dict)]
     return np.concatenate(parts, 1)
 
 
 def contraction_figure(records: list[Profiles]) -> Figure:
-    """One column for each update of each model: the norm above, eta and its interval below.
+    """Draw a column for each update of each model: the norm above, eta and its interval below.
+
+    At most three columns lie side by side; more go below them.
 
     Args:
-        records: of each model a record, or those of its seeds.
+        records: a record of each model, or the records of its seeds.
 
     Raises:
         TypeError: not records of runs, as of `fixpoint.training.run_experiment`.
@@ -128,20 +140,25 @@ def contraction_figure(records: list[Profiles]) -> Figure:
     models = [each_run(record, dict) for record in records]
     updates = [len(runs[0]["contraction"]["after"]["eta"][0]) for runs in models]
     columns = [(runs, k, K) for runs, K in zip(models, updates, strict=True) for k in range(K)]
-    axes = panels(2, len(columns), height=2.2, sharex=True)
-    figure, grid = figure_of(axes[0]), np.array(axes).reshape(2, -1)
-    for (runs, k, K), top, bottom in zip(columns, grid[0], grid[1], strict=True):
+    width = min(len(columns), WIDEST)
+    axes = panels(2 * -(-len(columns) // width), width, height=2.2, sharex=True)
+    figure, grid = figure_of(axes[0]), np.array(axes).reshape(-1, 2, width).swapaxes(0, 1)
+    tops, bottoms = grid[0].ravel(), grid[1].ravel()
+    for unused in (*tops[len(columns) :], *bottoms[len(columns) :]):
+        unused.remove()
+    drawn = [*tops[: len(columns)], *bottoms[: len(columns)]]
+    for (runs, k, K), top, bottom in zip(columns, tops, bottoms, strict=False):
         before, after = ([r["contraction"][when] for r in runs] for when in ("before", "after"))
         plot_contraction(top, before, after, k)
         plot_feasible_eta(bottom, after, k)
         which = f", k={k + 1}" if K > 1 else ""
         add_title(top, f"{literal(runs[0]['label'])}{which}")
-    legend_below(figure, axes, columns=2 * len(columns))
+    legend_below(figure, drawn, columns=2 * width)
     return figure
 
 
 def plot_profile(profile: ContractionProfile, axes: Axes | None = None) -> Axes:
-    """||I + eta f'(h)||_2 over time, one curve an update: median of the windows, and their range.
+    """Draw ||I + eta f'(h)||_2 over time, one curve an update: median and range of the windows.
 
     The dots below mark the steps at which eta is negative.
 
@@ -156,6 +173,7 @@ def plot_profile(profile: ContractionProfile, axes: Axes | None = None) -> Axes:
         'time step $t$'
     """
     axes = panel(axes)
+    profile = host(profile)
     t = profile.t.numpy() + 1
     styles = ("-", "--", ":", "-.")
     for k in range(profile.eta.shape[1]):
@@ -184,7 +202,7 @@ def plot_profile(profile: ContractionProfile, axes: Axes | None = None) -> Axes:
 
 
 def plot_gap(gap: Tensor, axes: Axes | None = None) -> Axes:
-    """Distance of each state from its equilibrium over time: median, 10 % and 90 % of windows.
+    """Draw the distance of each state from equilibrium: median, 10 % and 90 % of the windows.
 
     Args:
         gap: (T, B), see `equilibrium_gap`.
@@ -199,7 +217,7 @@ def plot_gap(gap: Tensor, axes: Axes | None = None) -> Axes:
     """
     axes = panel(axes)
     t = np.arange(1, len(gap) + 1)
-    low, middle, high = np.nanquantile(gap.double().numpy(), [0.1, 0.5, 0.9], axis=1)
+    low, middle, high = np.nanquantile(host(gap).double().numpy(), [0.1, 0.5, 0.9], axis=1)
     axes.plot(t, middle, color=AFTER, label="median")
     axes.fill_between(t, low, high, color=AFTER, alpha=0.2, linewidth=0, label="10 % .. 90 %")
     small = middle.max() < 0.05 or middle.max() > 100 * middle.min()
@@ -213,7 +231,7 @@ def plot_gap(gap: Tensor, axes: Axes | None = None) -> Axes:
 
 
 def diagnosis_figure(diagnosis: Diagnosis) -> Figure:
-    """The condition, eta with its feasible interval, and the distance from equilibrium over time.
+    """Draw the condition, eta with its feasible interval, and the distance from equilibrium.
 
     Example:
         >>> import torch
@@ -242,10 +260,10 @@ def plot_epochs(
     profiles: Sequence[ContractionProfile | Sequence[ContractionProfile]],
     axes: Axes | None = None,
 ) -> Axes:
-    """||I + eta f'(h)||_2 over training: all (t, k) and windows of each epoch, 0 = untrained.
+    """Draw ||I + eta f'(h)||_2 over training: all (t, k) and windows of each epoch; 0: untrained.
 
     Args:
-        profiles: one an epoch, or those of all seeds, which are drawn together.
+        profiles: one an epoch, or the profiles of all seeds, which are drawn together.
 
     Example:
         >>> import torch
@@ -258,7 +276,7 @@ def plot_epochs(
     axes = panel(axes)
     values = np.stack(
         [
-            np.concatenate([one.norm.double().flatten().numpy() for one in seeds])
+            np.concatenate([host(one.norm).double().flatten().numpy() for one in seeds])
             for seeds in (each_run(profile, ContractionProfile) for profile in profiles)
         ],
         1,
@@ -275,7 +293,7 @@ def plot_epochs(
 
 
 def plot_iterations(profile: ContractionProfile, axes: Axes | None = None) -> Axes:
-    """||I + eta f'(z)||_2 and the largest feasible eta over the updates of one solve.
+    """Draw ||I + eta f'(z)||_2 and the largest feasible eta over the updates of one solve.
 
     Median and range of the samples; where some sample has no feasible eta none is drawn.
 
@@ -294,6 +312,7 @@ def plot_iterations(profile: ContractionProfile, axes: Axes | None = None) -> Ax
         'update $k$'
     """
     axes = panel(axes)
+    profile = host(profile)
     norm = profile.norm[0].double()
     k = np.arange(1, len(norm) + 1)
     axes.plot(k, norm.nanmedian(1)[0], "o-", color=AFTER, markersize=2.5, label=NORM)
@@ -309,7 +328,7 @@ def plot_iterations(profile: ContractionProfile, axes: Axes | None = None) -> Ax
 
 
 def plot_rate(speed: ConvergenceRate, axes: Axes | None = None, *, row: int = 0) -> Axes:
-    """Lemma 1's ||r_k|| / ||f(z_k)|| and tau beside the measured rate, over the updates.
+    """Draw Lemma 1's ||r_k|| / ||f(z_k)||, tau and the measured rate over the updates.
 
     Args:
         row: which sample.
@@ -326,6 +345,7 @@ def plot_rate(speed: ConvergenceRate, axes: Axes | None = None, *, row: int = 0)
         'update $k$'
     """
     axes = panel(axes)
+    speed = host(speed)
     k = np.arange(1, len(speed.rate) + 1)
     axes.plot(k, speed.rate[:, row], "o-", color=AFTER, markersize=3, label="measured rate")
     axes.plot(
@@ -340,7 +360,7 @@ def plot_rate(speed: ConvergenceRate, axes: Axes | None = None, *, row: int = 0)
 
 
 def _range(norm: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest and largest of each row, NaN left out; NaN where a row has nothing else."""
+    """Return the smallest and largest of each row without NaN; NaN where a row has nothing else."""
     nan = norm.isnan()
     low = norm.masked_fill(nan, float("inf")).amin(1)
     high = norm.masked_fill(nan, float("-inf")).amax(1)

@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 
 from fixpoint.analysis.lyapunov import LyapunovExponent
 from fixpoint.analysis.parallel_iterations import ParallelIterations
-from fixpoint.analysis.plots.style import COLORS, add_legend, figure_of, panel, panels
+from fixpoint.analysis.plots.style import COLORS, add_legend, figure_of, host, panel, panels
 
 PALETTE = tuple(COLORS.values())
 
 
 def plot_growth(found: LyapunovExponent, axes: Axes | None = None) -> Axes:
-    """Size of a small change of the state over time: median and range of the windows.
+    """Draw the size of a small change of the state over time: median and range of the windows.
 
     Example:
         >>> import torch
@@ -25,7 +25,7 @@ def plot_growth(found: LyapunovExponent, axes: Axes | None = None) -> Axes:
         'time step $t$'
     """
     axes = panel(axes)
-    growth = found.growth.numpy() / np.log(10)
+    growth = host(found.growth).numpy() / np.log(10)
     t = np.arange(1, len(growth) + 1)
     axes.fill_between(t, growth.min(1), growth.max(1), color=PALETTE[0], alpha=0.2, linewidth=0)
     axes.plot(t, np.median(growth, 1), color=PALETTE[0], marker="")
@@ -36,7 +36,7 @@ def plot_growth(found: LyapunovExponent, axes: Axes | None = None) -> Axes:
 
 
 def parallel_iterations_figure(found: ParallelIterations, *, title: str = "") -> Figure:
-    """Iterations of each Jacobian over T and over the sum of |eta|, with the bound of the leaky.
+    """Draw the iterations of each Jacobian over T and over the sum of |eta|, with a bound.
 
     Example:
         >>> import torch
@@ -46,6 +46,7 @@ def parallel_iterations_figure(found: ParallelIterations, *, title: str = "") ->
         >>> len(plots.parallel_iterations_figure(found).axes)
         2
     """
+    found = host(found)
     left, right = panels(1, 2)
     for axes, values in ((left, found.lengths), (right, found.total)):
         for i, (name, iterations) in enumerate(found.iterations.items()):

@@ -7,7 +7,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from fixpoint.analysis.plots.style import COLORS, add_legend, panel, style_of
+from fixpoint.analysis.plots.style import COLORS, add_legend, host, panel, style_of
 from fixpoint.analysis.scalar.iteration import tanh_newton_steps, tanh_plain_steps
 from fixpoint.analysis.scalar.tanh import (
     EXPANDING_BAND,
@@ -17,7 +17,7 @@ from fixpoint.analysis.scalar.tanh import (
 
 
 def plot_equilibrium(axes: Axes | None = None, *, reach: float = 1.0) -> Axes:
-    """Phi and Phi' over alpha, and the band in which Phi' exceeds 1.
+    """Draw Phi and Phi' over alpha, and the band in which Phi' exceeds 1.
 
     Args:
         reach: alpha from -reach to reach.
@@ -59,7 +59,7 @@ def plot_steps(
     eta: float = 0.5,
     max_iter: int = 100_000,
 ) -> Axes:
-    """Steps of plain, damped and Newton iteration to the equilibrium, over alpha.
+    """Draw the steps of plain, damped and Newton iteration to the equilibrium, over alpha.
 
     Args:
         alpha: positive numbers; 1e-5 to 10 if not given.
@@ -74,7 +74,7 @@ def plot_steps(
         'log'
     """
     axes = panel(axes)
-    alpha = torch.logspace(-5, 1, 25, dtype=torch.float64) if alpha is None else alpha
+    alpha = host(torch.logspace(-5, 1, 25, dtype=torch.float64) if alpha is None else alpha)
     for name, label, steps in (
         ("picard", "plain", tanh_plain_steps(alpha, atol=atol, max_iter=max_iter)),
         (

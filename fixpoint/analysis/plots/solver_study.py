@@ -55,7 +55,7 @@ def accuracy_figure(records: Sequence[Record]) -> Figure:
 
 
 def iterations_figure(records: Sequence[Record]) -> Figure:
-    """Iterations over the time steps by tolerance and cell, and over the epochs of the longest."""
+    """Draw iterations over the time steps by tolerance and cell, and over the epochs."""
     over_t, epochs, cells = panels(1, 3, height=2.6)
     longest, shorter = _by_length(records)
     for record in shorter or records:
@@ -92,7 +92,7 @@ def iterations_figure(records: Sequence[Record]) -> Figure:
 
 
 def gradient_figure(records: Sequence[Record]) -> Figure:
-    """Relative error of the gradient against the tolerance, on the weights of one model."""
+    """Draw the relative error of the gradient over the tolerance, on the weights of one model."""
     (axes,) = panels(height=2.9)
     rows = [row for record in records for row in record["measures"]["grid"]]
     curves: dict[str, list[tuple[float, float]]] = {}
@@ -121,7 +121,7 @@ STUDY_FIGURES: dict[str, Callable[[Sequence[Record]], Figure]] = {
 
 
 def _by_length(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """The runs of the most epochs, and the others."""
+    """Return the runs of the most epochs, and the others."""
     most = max((record["run"]["epochs"] for record in records), default=0)
     parts: tuple[list[Record], list[Record]] = [], []
     for record in records:

@@ -12,12 +12,12 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from fixpoint.analysis.basins import Basins
-from fixpoint.analysis.plots.style import COLORS, add_legend, panel, style_of
+from fixpoint.analysis.plots.style import COLORS, add_legend, host, panel, style_of
 from fixpoint.analysis.work_precision import GradientError, ResidualCurve, WorkPoint
 
 
 def plot_residual_curves(curves: Mapping[str, ResidualCurve], axes: Axes | None = None) -> Axes:
-    """Smallest relative residual so far against work, of the worst sample, by solver.
+    """Draw the smallest relative residual so far over work, of the worst sample, by solver.
 
     Exact zeros are drawn at 1e-17.
 
@@ -30,7 +30,7 @@ def plot_residual_curves(curves: Mapping[str, ResidualCurve], axes: Axes | None 
         'evaluations + Jacobian products'
     """
     axes = panel(axes)
-    for name, curve in curves.items():
+    for name, curve in host(dict(curves)).items():
         worst = curve.residual.double().amax(1).clamp_min(1e-17)
         axes.plot(curve.work, worst, markevery=max(1, len(worst) // 10), **style_of(name))
     axes.set(yscale="log", xscale="log", xlabel="evaluations + Jacobian products")
@@ -46,7 +46,7 @@ def plot_work_precision(
     by: Literal["work", "seconds"] = "work",
     accuracy: Literal["residual", "error"] = "residual",
 ) -> Axes:
-    """What each solver reached against what it took; only where all samples converged.
+    """Draw the accuracy of each solver over its work; only where all samples converged.
 
     Args:
         by: evaluations and products, or seconds: the shortest time in which this accuracy or a
@@ -80,7 +80,7 @@ def plot_work_precision(
 
 
 def plot_data_profile(works: Mapping[str, Sequence[float]], axes: Axes | None = None) -> Axes:
-    """Fraction of the problems that each solver solved within so much work.
+    """Draw the fraction of problems that each solver solved, over work.
 
     Args:
         works: work that each problem took, inf where it was not solved; one order for all.
@@ -108,7 +108,7 @@ def plot_data_profile(works: Mapping[str, Sequence[float]], axes: Axes | None = 
 
 
 def plot_gradient_error(error: GradientError, axes: Axes | None = None) -> Axes:
-    """Error of unrolled and implicit gradients against evaluations of the forward solve.
+    """Draw the error of unrolled and implicit gradients over evaluations of the forward solve.
 
     Source: see `gradient_error`.
 
@@ -121,7 +121,7 @@ def plot_gradient_error(error: GradientError, axes: Axes | None = None) -> Axes:
         'log'
     """
     axes = panel(axes)
-    floor = 1e-17
+    error, floor = host(error), 1e-17
     unrolled, implicit = (e.double().clamp_min(floor) for e in (error.unrolled, error.implicit))
     axes.plot(error.unrolled_work, unrolled, **{**style_of("unrolled"), "label": "unrolled, K"})
     axes.plot(
@@ -134,7 +134,7 @@ def plot_gradient_error(error: GradientError, axes: Axes | None = None) -> Axes:
 
 
 def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
-    """The basin of each fixed point in its color, paler where it took longer; grey: none.
+    """Draw the basin of each fixed point in a color, paler where it took longer; grey: none.
 
     Example:
         >>> import torch
@@ -144,6 +144,7 @@ def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
         '$z_1$'
     """
     axes = panel(axes)
+    ends = host(ends)
     palette = ["blue", "orange", "green", "purple", "vermilion", "sky", "black"]
     colors = [COLORS["grey"], *(COLORS[palette[i % 7]] for i in range(max(len(ends.roots), 1)))]
     box = (ends.x[0].item(), ends.x[-1].item(), ends.y[0].item(), ends.y[-1].item())
@@ -178,7 +179,7 @@ def plot_basins(ends: Basins, axes: Axes | None = None) -> Axes:
 def plot_trajectories(
     path: Tensor, axes: Axes | None = None, *, name: str = "picard", title: str | None = None
 ) -> Axes:
-    """The iterates of a solver in the plane, from each start (dot).
+    """Draw the iterates of a solver in the plane, from each start (dot).
 
     Args:
         path: (n + 1, B, 2), see `trajectories`.
@@ -194,6 +195,7 @@ def plot_trajectories(
         '$z_2$'
     """
     axes = panel(axes)
+    path = host(path)
     outline = [withStroke(linewidth=3, foreground="white")]
     style = {**style_of(name), "markersize": 2, "path_effects": outline}
     for row in range(path.shape[1]):

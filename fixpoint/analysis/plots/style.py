@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fixpoint._messages import unknown_name
 
@@ -67,6 +70,8 @@ METHODS: dict[str, tuple[str, str, str]] = {
 FORMATS = ("png", "pdf", "svg")
 """Formats of a saved figure."""
 
+T = TypeVar("T")
+
 TEXT: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -82,7 +87,7 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (2, 2), (7, 2, 2, 2))
 
 
 def style_of(method: str | int) -> dict[str, Any]:
-    """Keywords of `Axes.plot` for a method: its own of `METHODS`, or one found from its name.
+    """Return keywords of `Axes.plot` for a method: from `METHODS`, or derived from its name.
 
     A number, as of a configuration among others, has color and dashes alone; the first 28 differ.
 
@@ -109,31 +114,66 @@ def style_of(method: str | int) -> dict[str, Any]:
     }
 
 
+def host(value: T) -> T:
+    """Copy tensors to main memory as matplotlib reads them: without a graph, at least float32.
+
+    Args:
+        value: a tensor, or a tuple, list or dict with tensors in it; all else is unchanged.
+    """
+    if isinstance(value, Tensor):
+        copy = value.detach().cpu()
+        return copy.float() if copy.dtype in (torch.bfloat16, torch.float16) else copy  # type: ignore[return-value]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(host, value))
+    if isinstance(value, list | tuple):
+        return type(value)(map(host, value))
+    if isinstance(value, Mapping):
+        return {name: host(part) for name, part in value.items()}  # type: ignore[return-value]
+    return value
+
+
+def shows_figures() -> bool:
+    """Say whether figures appear as they are made: in a notebook, or after `pyplot.ion()`."""
+    return matplotlib.is_interactive() or hasattr(builtins, "get_ipython")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Make an empty figure, which a notebook shows below its cell.
+
+    Elsewhere it is a figure of no window: nothing holds it but the caller.
+    """
+    if shows_figures():
+        from matplotlib import pyplot
+
+        return pyplot.figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def panels(rows: int = 1, columns: int = 1, *, height: float = 2.4, **options: Any) -> list[Axes]:
-    """Axes of a new figure, row by row, each a column wide and `height` inches high.
+    """Make the axes of a new figure, row by row, each a column wide and `height` inches high.
 
     Args:
         options: of `Figure.subplots`, as sharex.
     """
     with matplotlib.rc_context(TEXT):
-        figure = Figure(figsize=(COLUMN * columns, height * rows), layout="constrained")
+        figure = new_figure(COLUMN * columns, height * rows)
         return list(figure.subplots(rows, columns, squeeze=False, **options).ravel())
 
 
 def panel(axes: Axes | None) -> Axes:
-    """The given axes, or those of a new figure of column width."""
+    """Return the given axes, or those of a new figure of column width."""
     return panels()[0] if axes is None else axes
 
 
 def figure_of(axes: Axes) -> Figure:
-    """The figure that holds the axes."""
+    """Return the figure that holds the axes."""
     figure = axes.figure
     assert isinstance(figure, Figure)
     return figure
 
 
 def add_legend(axes: Axes, *, title: str | None = None, columns: int = 1, **options: Any) -> None:
-    """A legend a point smaller than the labels of the axes; above them with several columns."""
+    """Add a legend a point smaller than the labels of the axes; above them with several columns."""
     size = axes.xaxis.label.get_fontsize() - 1  # type: ignore[operator]
     if columns > 1:
         options = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "frameon": False, **options}
@@ -149,14 +189,14 @@ def add_legend(axes: Axes, *, title: str | None = None, columns: int = 1, **opti
 
 
 def plot_runs(axes: Axes, x: Any, runs: Sequence[Any], *, method: str, **given: Any) -> None:
-    """The curve of a method: of its runs the median, in a band from the smallest to the largest.
+    """Draw the median of the runs of a method, in a band from the smallest to the largest.
 
     Args:
         x: where each value lies.
         runs: one curve for each seed.
-        given: keywords of `Axes.plot` in place of those of the method.
+        given: keywords of `Axes.plot` that replace the method's.
     """
-    values = np.array([np.asarray(y, dtype=float) for y in runs])
+    values = np.array([np.asarray(host(y), dtype=float) for y in runs])
     style = style_of(method) | given
     axes.plot(x, np.median(values, 0), markevery=max(1, len(x) // 10), **style)
     if len(values) > 1:
@@ -165,18 +205,18 @@ def plot_runs(axes: Axes, x: Any, runs: Sequence[Any], *, method: str, **given: 
 
 
 def each_run(value: Any, kind: type | tuple[type, ...]) -> list[Any]:
-    """One run as a list of one, several as they are."""
+    """Return one run as a list of one, several as a list."""
     return [value] if isinstance(value, kind) else list(value)
 
 
 def epoch_axis(axes: Axes) -> None:
-    """Epochs on the x axis, which are whole numbers."""
+    """Label the x axis with epochs, in whole numbers."""
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
 
 
 def log_y(axes: Axes) -> None:
-    """A logarithmic y axis with plain numbers, as 0.02, between 1e-4 and 1e4.
+    """Make the y axis logarithmic, with plain numbers such as 0.02 between 1e-4 and 1e4.
 
     Over less than two decades there are numbers between the powers of ten, too.
     """
@@ -191,23 +231,23 @@ def log_y(axes: Axes) -> None:
 
 
 def cross_out(axes: Axes, x: NDArray[Any], y: NDArray[Any], *, label: str) -> None:
-    """Crosses at what is not as it should be, where there is any."""
+    """Mark points that fail with crosses, if there are any."""
     if len(x):
         axes.plot(x, y, "x", color=COLORS["vermilion"], markersize=4, label=label)
 
 
 def add_title(axes: Axes, text: str) -> None:
-    """A title in the size of the labels of the axes."""
+    """Add a title in the size of the labels of the axes."""
     axes.set_title(text, fontsize=axes.xaxis.label.get_fontsize())
 
 
 def literal(text: str) -> str:
-    """Text in which matplotlib reads no mathematics."""
+    """Escape a text so that matplotlib reads it without formulas."""
     return text.replace("$", r"\$")
 
 
 def legend_below(figure: Figure, axes: list[Axes], *, columns: int = 2) -> None:
-    """One legend for all axes in the place of theirs, under them: inside it would hide a curve."""
+    """Replace the legends of all axes by one below them, where it hides no curve."""
     handles: dict[str, Any] = {}
     for one in axes:
         if (own := one.get_legend()) is not None:
@@ -230,7 +270,7 @@ def save(figure: Figure, path: Path | str, *, dpi: int = 150, caption: str | Non
 
     Args:
         dpi: dots an inch, of a PNG.
-        caption: written beside the figure, with the suffix .txt.
+        caption: written to the same place with the suffix .txt.
 
     Raises:
         ValueError: another suffix.
@@ -242,7 +282,7 @@ def save(figure: Figure, path: Path | str, *, dpi: int = 150, caption: str | Non
 
 
 def rendered(figure: Figure, kind: str, *, dpi: int = 150) -> bytes:
-    """The figure as the content of a file; the same figure gives the same bytes.
+    """Render a figure as the content of a file; the same figure gives the same bytes.
 
     Raises:
         ValueError: the kind is none of `FORMATS`.

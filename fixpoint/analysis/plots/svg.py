@@ -30,7 +30,7 @@ class Curve(NamedTuple):
 def curve_chart(
     curves: Sequence[Curve], *, x: str, y: str, log: bool = False, line: float | None = None
 ) -> str:
-    """The curves as an SVG text on a clear ground, without a legend.
+    """Draw curves as an SVG text on a clear ground, without a legend.
 
     Args:
         x, y: labels of the axes.
@@ -67,7 +67,7 @@ def curve_chart(
 
 
 def dash_array(style: Mapping[str, Any]) -> str:
-    """The dashes of a numbered style as SVG writes them."""
+    """Return the dashes of a numbered style as SVG writes them."""
     return " ".join(map(str, style["linestyle"][1]))
 
 

@@ -18,6 +18,7 @@ from fixpoint.analysis.plots.style import (
     each_run,
     epoch_axis,
     figure_of,
+    host,
     log_y,
     panel,
     panels,
@@ -32,7 +33,7 @@ def plot_drift(
     *,
     change: bool = False,
 ) -> Axes:
-    """Distance of the model after each epoch from the last, by model; a band over several runs.
+    """Draw the distance of the parameters from the last ones, by model; a band over several runs.
 
     Args:
         change: the distance from the epoch before instead.
@@ -63,7 +64,7 @@ def plot_drift(
 def plot_discrimination(
     ratios: Mapping[str, Tensor | Sequence[Tensor]], axes: Axes | None = None
 ) -> Axes:
-    """Intra-class over inter-class distance of the states over time, by model.
+    """Draw the intra-class over inter-class distance of the states over time, by model.
 
     Args:
         ratios: (T,) each, see `discrimination`; several runs of a model are drawn as a band.
@@ -93,7 +94,7 @@ def plot_loss(
     accuracy: bool = False,
     title: str | None = None,
 ) -> Axes:
-    """Training loss over epochs, by model; epoch 0 is untrained. A band over several runs.
+    """Draw the training loss over epochs, by model; epoch 0: untrained. A band over several runs.
 
     Args:
         accuracy: test accuracy in percent instead.
@@ -132,7 +133,7 @@ def plot_eta(
     k: int = 0,
     title: str | None = None,
 ) -> Axes:
-    """Learned eta of update k over time, with the least-squares line; negative ones crossed.
+    """Draw the learned eta of update k over time, with its line; negative ones are crossed.
 
     Args:
         eta: (T, K), see `learned_eta`; of several runs the median is drawn, and their range.
@@ -148,7 +149,7 @@ def plot_eta(
         '$\\\\eta_t$'
     """
     axes = panel(axes)
-    runs = np.array([one[:, k].double().numpy() for one in each_run(eta, Tensor)])
+    runs = np.array([host(one)[:, k].double().numpy() for one in each_run(eta, Tensor)])
     values = np.median(runs, 0)
     t = np.arange(1, len(values) + 1)
     negative = values < 0
@@ -172,7 +173,7 @@ def plot_eta(
 
 
 def eta_figure(eta: Tensor) -> Figure:
-    """Learned eta over time with its line, a panel each update, at most three beside each other.
+    """Draw the learned eta over time with its line, a panel each update, three in a row.
 
     Args:
         eta: (T, K), see `learned_eta`.
@@ -195,7 +196,7 @@ def eta_figure(eta: Tensor) -> Figure:
 def plot_gradient_norms(
     norms: Mapping[str, Tensor | Sequence[Tensor]], axes: Axes | None = None
 ) -> Axes:
-    """|d loss / d h_t| over |d loss / d h_T|: median of the samples, by model.
+    """Draw |d loss / d h_t| over |d loss / d h_T|: median of the samples, by model.
 
     Args:
         norms: (T, B) each, see `gradient_norms`; several runs of a model are drawn as a band.
@@ -212,7 +213,7 @@ def plot_gradient_norms(
     axes = panel(axes)
     for name, given in norms.items():
         # A sample whose own loss has no gradient has no ratio.
-        ratios = [(norm / norm[-1]).nanmedian(1)[0] for norm in each_run(given, Tensor)]
+        ratios = [(norm / norm[-1]).nanmedian(1)[0] for norm in host(each_run(given, Tensor))]
         plot_runs(axes, np.arange(1, len(ratios[0]) + 1), ratios, method=name)
     axes.axhline(1, color="black", linewidth=0.5)
     log_y(axes)
@@ -225,7 +226,7 @@ def plot_gradient_norms(
 def plot_jacobian_spectrum(
     values: Tensor, axes: Axes | None = None, *, times: Sequence[int] | None = None
 ) -> Axes:
-    """Singular values of d h_T / d h_t of the median sample over t: largest, median, smallest.
+    """Draw the largest, median and smallest singular value of d h_T / d h_t over t.
 
     Args:
         values: (S, B, n), see `jacobian_spectrum`.
@@ -241,7 +242,7 @@ def plot_jacobian_spectrum(
     """
     axes = panel(axes)
     t = np.arange(len(values)) + 1 if times is None else np.array(times) + 1
-    middle = values.median(1)[0]
+    middle = host(values).median(1)[0]
     tiny = float(np.finfo(np.float32).tiny)
     for column, name, color, line in (
         (0, "largest", "vermilion", "-"),
@@ -258,10 +259,10 @@ def plot_jacobian_spectrum(
 
 
 def _from_zero(axes: Axes) -> None:
-    """y from 0, with room above the highest curve for its markers; to 1 where all curves are 0."""
+    """Start y at 0, with room for markers above the highest curve; end at 1 where all are 0."""
     axes.set_ylim(0, 1.05 * axes.dataLim.y1 or 1)
 
 
 def _columns(methods: Mapping[str, object]) -> int:
-    """A legend of one or two methods finds room inside the axes."""
+    """Return the columns of a legend; one or two methods find room inside the axes."""
     return 1 if len(methods) <= 2 else min(len(methods), 3)

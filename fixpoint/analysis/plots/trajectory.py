@@ -7,12 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from fixpoint.analysis.plots.style import COLORS, add_legend, cross_out, panel
+from fixpoint.analysis.plots.style import COLORS, add_legend, cross_out, host, panel
 from fixpoint.solution import Result
 
 
 def plot_updates(iterations: Tensor, result: Tensor, axes: Axes | None = None) -> Axes:
-    """Updates of the solve at each time step: median and range of the windows.
+    """Draw the updates of the solve at each time step: median and range of the windows.
 
     The crosses mark time steps at which some window did not converge.
 
@@ -27,13 +27,13 @@ def plot_updates(iterations: Tensor, result: Tensor, axes: Axes | None = None) -
         'time step $t$'
     """
     axes = panel(axes)
-    updates = iterations.double().numpy()
+    updates = host(iterations).double().numpy()
     t = np.arange(1, len(updates) + 1)
     blue = COLORS["blue"]
     axes.plot(t, np.median(updates, 1), color=blue, label="median")
     low, high = updates.min(1), updates.max(1)
     axes.fill_between(t, low, high, color=blue, alpha=0.2, linewidth=0, label="range")
-    open_ = (result != Result.CONVERGED).any(1).numpy()
+    open_ = (host(result) != Result.CONVERGED).any(1).numpy()
     cross_out(axes, t[open_], high[open_], label="some window did not converge")
     axes.set(xlabel="time step $t$", ylabel="updates of a solve")
     axes.set_ylim(0, 1.08 * max(1, high.max()))  # room for the crosses

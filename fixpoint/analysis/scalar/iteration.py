@@ -23,7 +23,7 @@ _BLOCK = 256
 def scalar_equilibrium(
     phi: ScalarMap, alpha: Tensor, *, lower: float = -1.0, upper: float = 1.0
 ) -> Tensor:
-    """h = phi(h, alpha) for each number of alpha, of any shape, with lower <= h <= upper.
+    """Compute h = phi(h, alpha) for each number of alpha, of any shape, with lower <= h <= upper.
 
     Newton's method kept inside a shrinking bracket, by bisection where it is slow: it cannot
     fail where phi is continuous and maps [lower, upper] into itself. Then h is exact up to the
@@ -70,7 +70,7 @@ def scalar_equilibrium(
 def _bracketed_newton(
     f: Callable[[Tensor], Tensor], like: Tensor, lower: float, upper: float
 ) -> tuple[Tensor, Tensor]:
-    """A zero of f in [lower, upper] for each number, and whether f changes sign there."""
+    """Return a zero of f in [lower, upper] for each number, and whether f changes sign there."""
     low, high = torch.full_like(like, lower), torch.full_like(like, upper)
     f_low, f_high = f(low), f(high)
     bracketed = (f_low * f_high <= 0) & f_low.isfinite() & f_high.isfinite()
@@ -105,7 +105,7 @@ def _with_slope(f: Callable[[Tensor], Tensor], h: Tensor) -> tuple[Tensor, Tenso
 def tanh_plain_steps(
     alpha: Tensor, *, eta: float = 1.0, atol: float = 1e-6, max_iter: int = 100_000
 ) -> Tensor:
-    """Updates h <- h + eta (tanh(h + alpha) - h) from h = 0 until |h - Phi(alpha)| <= atol.
+    """Return updates h <- h + eta (tanh(h + alpha) - h) from h = 0 until |h - Phi(alpha)| <= atol.
 
     eta = 1 is plain iteration. Locally the error falls by |1 - eta h^2| an update, h = Phi: the
     count grows like alpha^(-2/3) near 0, and an eta of 2 / h^2 or more never gets there.
@@ -141,7 +141,7 @@ def tanh_plain_steps(
 
 
 def tanh_newton_steps(alpha: Tensor, *, rtol: float = 5e-15, max_iter: int = 50) -> Tensor:
-    """Newton steps on f(h) = tanh(h + alpha) - h until one is at most rtol |h|.
+    """Return Newton steps on f(h) = tanh(h + alpha) - h until one is at most rtol |h|.
 
     In float64, from h = (3 |alpha|)^(1/3), the first term of Phi near 0, or 1 if that is larger.
     The last, negligible step counts. Near alpha = 0 f is so flat that its rounding, divided by

@@ -17,7 +17,7 @@ _SATURATED = 40.0
 
 
 def tanh_equilibrium(alpha: Tensor) -> Tensor:
-    """Phi(alpha), the one solution h of h = tanh(h + alpha), of any shape.
+    """Compute Phi(alpha), the one solution h of h = tanh(h + alpha), of any shape.
 
     Phi is odd and increasing. Relative error below 1e-15 in float64 for every alpha, the smallest
     and largest included: with u = h + alpha the inverse u - tanh(u) = alpha is solved, which is
@@ -43,7 +43,7 @@ def tanh_equilibrium(alpha: Tensor) -> Tensor:
 
 
 def tanh_equilibrium_derivative(alpha: Tensor) -> Tensor:
-    """Phi'(alpha) = (1 - h^2) / h^2 = 1 / sinh^2(h + alpha), of any shape.
+    """Compute Phi'(alpha) = (1 - h^2) / h^2 = 1 / sinh^2(h + alpha), of any shape.
 
     Relative error below 1e-14 in float64 for every alpha; inf at 0, 0 at +-inf. It exceeds 1
     within `EXPANDING_BAND`, where gradients through time can grow. Differentiable to any order.
@@ -122,17 +122,17 @@ class _PhiPrime(torch.autograd.Function):
 
 
 def _second(alpha: Tensor) -> Tensor:
-    """Phi'' = -2 Phi' / Phi^3, from Phi' = Phi^-2 - 1."""
+    """Compute Phi'' = -2 Phi' / Phi^3, from Phi' = Phi^-2 - 1."""
     return -2 * _PhiPrime.apply(alpha) / _Phi.apply(alpha) ** 3
 
 
 def _times(g: Tensor, slope: Tensor) -> Tensor:
-    """g * slope, 0 where the slope is infinite and g = 0: a sample that is not in the loss."""
+    """Multiply g by the slope; 0 where it is infinite and g = 0, a sample outside the loss."""
     return g * torch.where(slope.isinf() & (g == 0), 0.0, slope)
 
 
 def _drive(a: Tensor) -> Tensor:
-    """u >= 0 with u - tanh(u) = a, for a >= 0 in float64."""
+    """Compute u >= 0 with u - tanh(u) = a, for a >= 0 in float64."""
     a = a.clamp(max=_SATURATED)  # tanh is 1 from 19 on
     s = _cube_root(3 * a)
     q = s * s
@@ -151,7 +151,7 @@ def _cube_root(x: Tensor) -> Tensor:
 
 
 def _excess(u: Tensor) -> Tensor:
-    """u - tanh(u) for u > 0 without cancellation.
+    """Return u - tanh(u) for u > 0 without cancellation.
 
     tanh(u) = u / (1 + c) with the continued fraction c = u^2 / (3 + u^2 / (5 + ...)), Lambert
     (1761), whose terms are all positive: u - tanh(u) = u c / (1 + c).

@@ -1,0 +1,20 @@
+import matplotlib.pyplot as plt
+import torch
+
+from fixpoint import Implicit, Picard
+from fixpoint.analysis import plots
+from fixpoint.models import ERNN, SelfFeedbackMap
+
+torch.manual_seed(0)
+x = torch.randn(20, 30, 3)
+_, axes = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
+for panel, bound, title in zip(axes, (0.5, 0.99), ("healthy", "out of budget"), strict=True):
+    cell = SelfFeedbackMap(3, 16, bound=bound)
+    with torch.no_grad():  # as large as the bound allows
+        cell.get_parameter(next(n for n, _ in cell.named_parameters() if "U" in n)).mul_(10)
+    solver = Picard(rtol=1e-5, max_iter=15)
+    layer = ERNN(3, 16, cell=cell, solver=solver, backward=Implicit(), batch_first=True)
+    with torch.no_grad():
+        path = layer.trajectory(x)
+    plots.plot_updates(path.iterations, path.result, panel)
+    panel.set_title(title, pad=40)
