@@ -60,7 +60,7 @@ def observe(  # type: ignore[no-untyped-def]
     r = residual / scale
     usual = (scale * scale >= SAFE) & (change + square < float("inf")) & (r > 1)
     usual = usual & (r < best_r.to(tl.float32)) & (size < reach.to(tl.float32))
-    usual = usual & ((k % FLOOR_CHECK != 0) | (residual > 3 * EPS * size))
+    usual = usual & ((k % FLOOR_CHECK != 0) | (residual > size * (3 * EPS)))
     usual = usual & (0 < k) & (k < max_iter)
     status = tl.full(r.shape, ACTIVE, tl.int32)
     if tl.min((usual | (running == 0)).to(tl.int32), 0) > 0:
@@ -82,16 +82,16 @@ def _look(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     if k == 0:
         start = tl.where((size > start) | ~(start < float("inf")), size, start)
-        reach = MAX_GROWTH * (start + residual)
+        reach = (start + residual) * MAX_GROWTH
         reach = tl.where(reach < float("inf"), reach, float("inf"))
     grown = size > reach * (GROWN / MAX_GROWTH)
-    further = grown & (residual >= MIN_FALL * size)
-    reach = tl.where(further, tl.maximum(reach, MAX_GROWTH * (start + residual)), reach)
+    further = grown & (residual >= size * MIN_FALL)
+    reach = tl.where(further, tl.maximum(reach, (start + residual) * MAX_GROWTH), reach)
     scale = reach / MAX_GROWTH
     judged = grown & (size > reach * (GROWN / MAX_GROWTH)) & (r <= 1)
-    noise = 8 * EPS * size
-    beyond = tl.maximum(residual, noise) / (MIN_FALL * scale + atol)
-    within = residual / ((scale - start) * (GROWN * scale / tl.where(judged, size, 1.0)) + atol)
+    noise = size * (8 * EPS)
+    beyond = tl.maximum(residual, noise) / (scale * MIN_FALL + atol)
+    within = residual / ((scale - start) * (scale * GROWN / tl.where(judged, size, 1.0)) + atol)
     limited = tl.where(size > reach, beyond, within)
     runaway = judged & (limited > r)
     r = tl.where(runaway, limited, r)
@@ -108,12 +108,12 @@ def _look(  # type: ignore[no-untyped-def]
         restarted = tl.where(again, k, restarted)
         status = tl.where(again, RESTART, status)
     if k > 0 and k % FLOOR_CHECK == 0:
-        level = tl.where(size > 0, residual / (EPS * tl.where(size > 0, size, 1.0)), float("inf"))
+        level = tl.where(size > 0, residual / (tl.where(size > 0, size, 1.0) * EPS), float("inf"))
         floor += (finite & ~converged & (level <= 2)).to(tl.int32)
         stuck = finite & ((k - best_k > 5 + level) | (floor > FLOOR_CHECKS))
         status = tl.where(stuck, tl.where(size > reach, RUNAWAY, ROUNDING), status)
     if k == max_iter:
-        grown = (size > GROWN * scale) & (residual + noise >= scale - start)
+        grown = (size > scale * GROWN) & (residual + noise >= scale - start)
         runaway = runaway | (grown & (k >= MIN_UPDATES))
         early = (k >= MIN_UPDATES) & (best_k <= k // 2)
         status = tl.where(runaway, RUNAWAY, tl.where(early, NO_PROGRESS, MAX_ITER))

@@ -41,7 +41,7 @@ def solve_block(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr = z.shape[0]
     SIZE: tl.constexpr = z.shape[1]
     best, final = z, tl.zeros((ROWS, SIZE), tl.float32)
-    history, k = begin(z), 0
+    history, k = begin(z), tl.full((), 0, tl.int32)
     iterations, result = tl.zeros((ROWS,), tl.int32), tl.full((ROWS,), NONFINITE, tl.int32)
     running = exists.to(tl.int32)
     left = tl.max(running, 0)
