@@ -57,7 +57,7 @@ def observe(  # type: ignore[no-untyped-def]
     best_r, best_k, start, reach, floor, restarted = history
     residual, size = tl.sqrt(change), tl.sqrt(square)
     scale = size * rtol + atol
-    r = residual / scale
+    r = residual / tl.where(scale > 0, scale, 1.0)
     usual = (scale * scale >= SAFE) & (change + square < float("inf")) & (r > 1)
     usual = usual & (r < best_r.to(tl.float32)) & (size < reach.to(tl.float32))
     usual = usual & ((k % FLOOR_CHECK != 0) | (residual > size * (3 * EPS)))
@@ -90,9 +90,10 @@ def _look(  # type: ignore[no-untyped-def]
     scale = reach / MAX_GROWTH
     judged = grown & (size > reach * (GROWN / MAX_GROWTH)) & (r <= 1)
     noise = size * (8 * EPS)
-    beyond = tl.maximum(residual, noise) / (scale * MIN_FALL + atol)
-    within = residual / ((scale - start) * (scale * GROWN / tl.where(judged, size, 1.0)) + atol)
-    limited = tl.where(size > reach, beyond, within)
+    far = size > reach
+    largest = (scale - start) * (scale * GROWN / tl.where(judged, size, 1.0))
+    allowed = tl.where(far, scale * MIN_FALL, largest) + atol
+    limited = tl.where(far, tl.maximum(residual, noise), residual) / tl.where(judged, allowed, 1.0)
     runaway = judged & (limited > r)
     r = tl.where(runaway, limited, r)
 

@@ -44,10 +44,11 @@ def solve_block(  # type: ignore[no-untyped-def]
     history, k = begin(z), tl.full((), 0, tl.int32)
     iterations, result = tl.zeros((ROWS,), tl.int32), tl.full((ROWS,), NONFINITE, tl.int32)
     running = exists.to(tl.int32)
-    left = tl.max(running, 0)
     if MEMORY > 0:
         state = anderson_begin(z, MEMORY)
         z_before, f_before = z, z
+    # Last: Triton mistakes what a loop carries for another where its condition comes before it.
+    left = tl.max(running, 0)
     while left > 0:
         weight = tl.load(steps + k, mask=k < max_iter, other=1.0)
         f = evaluate(z, M, slope, q, inside, n, ACTIVATION, AFFINE)

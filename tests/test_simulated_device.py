@@ -1,0 +1,91 @@
+"""Waits and operations of a solve on a simulated device: what a GPU would be kept waiting by."""
+
+import pytest
+import torch
+from support.simulated_device import CUDA, OnDevice, simulated_device, to_device, to_host
+
+from fixpoint import Anderson, FixedPoint, Implicit, Picard, Unrolled
+from fixpoint.models.deq.spectral_norm import _NormByProducts
+from fixpoint.models.ops.equilibrium.arguments import Ending
+from fixpoint.models.ops.equilibrium.results import as_solution
+from fixpoint.solvers import SOLVERS
+
+
+def problem():
+    generator = torch.Generator().manual_seed(0)
+    U = torch.randn(8, 8, generator=generator)
+    U = 0.7 * U / torch.linalg.matrix_norm(U, 2)
+    return to_device(U).requires_grad_(), to_device(torch.randn(6, 8, generator=generator))
+
+
+def test_the_device_counts_reads_copies_and_operations():
+    with simulated_device() as counts:
+        x = torch.ones(3, device=CUDA)
+        y = x + 1
+        assert isinstance(y, OnDevice)
+        assert y.device == CUDA
+        assert y.is_cuda
+        assert counts.reads.total() == 0
+        assert bool((y > 1).all())
+        assert y.tolist() == [2.0, 2.0, 2.0]
+        assert counts.reads.total() == 2
+        x[[0, 2]]
+        assert counts.copies["an index of the host"] == 1
+        torch.testing.assert_close(to_host(y), torch.full((3,), 2.0))
+        with pytest.raises(RuntimeError, match="mixes"):
+            y + torch.ones(3)
+        assert counts.operations["add"] == 2
+
+
+@pytest.mark.parametrize("backward", [Unrolled()], ids=["unrolled"])
+@pytest.mark.parametrize("solver", [Picard(max_iter=6, rtol=0, atol=0), Anderson(max_iter=6, rtol=0, atol=0)], ids=type)
+def test_fixed_steps_can_be_captured(solver, backward):
+    """No value is read, and nothing is copied: neither the steps nor their gradients wait."""
+    U, x = problem()
+    layer = FixedPoint(solver, backward)
+    with simulated_device() as counts:
+        z = layer(lambda z: torch.tanh(z @ U.mT + x), torch.zeros(6, 8, device=CUDA)).z
+        torch.autograd.grad(z, U, torch.ones(6, 8, device=CUDA))
+        assert counts.operations["tanh"] > 5
+        assert not counts.reads
+        assert not counts.copies
+
+
+def test_evaluations_are_counted_when_they_are_asked_for():
+    iterations = torch.tensor([[3, 4], [2, 5]])
+    ends = [iterations, torch.rand(2, 2), torch.zeros(2, 2, dtype=torch.int8)]
+    with simulated_device() as counts:
+        end = Ending(*(to_device(v) for v in ends), None)
+        solution = as_solution(to_device(torch.rand(2, 2, 3)), end)
+        total = solution.evaluations + solution.evaluations
+        assert not counts.reads
+        assert solution.evaluations == 11
+        assert counts.reads
+        assert f"{sum([total, 3]):d}" == "25"
+        assert solution.evaluations < 12
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (7, 4), (3, 9)])
+def test_the_norm_by_products_equals_that_by_singular_values(shape):
+    generator = torch.Generator().manual_seed(0)
+    W = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+    expected = torch.linalg.matrix_norm(W, 2)
+    norm = _NormByProducts.apply(W)
+    torch.testing.assert_close(norm, expected, rtol=1e-7, atol=0)
+    for g, e in zip(
+        torch.autograd.grad(norm, W), torch.autograd.grad(expected, W), strict=True
+    ):
+        torch.testing.assert_close(g, e, rtol=0, atol=1e-6)
+    assert torch.autograd.gradgradcheck(_NormByProducts.apply, (W,), atol=1e-4)
+
+
+def test_the_norm_by_products_of_equal_singular_values():
+    Q = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(0)))[0]
+    torch.testing.assert_close(_NormByProducts.apply(3 * Q), torch.tensor(3.0), rtol=1e-6, atol=0)
+
+
+def test_the_host_does_not_wait_for_the_norm_by_products():
+    with simulated_device() as counts:
+        _NormByProducts.apply(to_device(torch.eye(4)))
+        assert not counts.reads
+        assert not counts.copies
