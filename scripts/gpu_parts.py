@@ -1,8 +1,9 @@
 """The parts of `gpu_check` that need torch, numpy and triton alone: a line of JSON for each result.
 
-    python scripts/gpu_parts.py kernels | speed | solvers [--rehearse]
+    python scripts/gpu_parts.py kernels | few | speed | solvers [--rehearse]
 
 kernels: versions first, then each kernel once against a loop in float64: error, registers, spills.
+few: a few of the kernels in this process, for a sanitizer.
 speed: a training step of each layer, eager and as a CUDA graph, beside torch's layers.
 solvers: milliseconds a solve, and those of the factorizations that solvers may call.
 --rehearse: the same at tiny sizes on the CPU, by Triton's interpreter.
@@ -16,14 +17,17 @@ import json
 import multiprocessing
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ.setdefault("FIXPOINT_DATA", "data")
-REHEARSE = "--rehearse" in os.sys.argv  # type: ignore[attr-defined]
+REHEARSE = "--rehearse" in sys.argv
 if REHEARSE:
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -161,6 +165,12 @@ def kernels() -> Iterator[dict[str, Any]]:
             yield future.result()
 
 
+def few() -> Iterator[dict[str, Any]]:
+    for kind, n in (("leaky", 33), ("UGRNN", 33), ("leaky", 256)):
+        yield guarded(recurrence, kind=kind, n=n, dtype="float32")
+    yield guarded(equilibrium, n=33, memory=0, rows=1)
+
+
 def milliseconds(call: Callable[[], Any]) -> float:
     if REHEARSE:
         begin = time.perf_counter()
@@ -253,11 +263,10 @@ def solvers() -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["kernels", "speed", "solvers"])
+    parts = {"kernels": kernels, "few": few, "speed": speed, "solvers": solvers}
+    parser.add_argument("part", choices=parts)
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, at tiny sizes")
-    for found in {"kernels": kernels, "speed": speed, "solvers": solvers}[
-        parser.parse_args().part
-    ]():
+    for found in parts[parser.parse_args().part]():
         report(**found)
 
 
