@@ -4,11 +4,14 @@ import pytest
 import torch
 from support.simulated_device import CUDA, OnDevice, simulated_device, to_device, to_host
 
-from fixpoint import Anderson, FixedPoint, Implicit, Picard, Unrolled
+from torch.func import functional_call
+
+from fixpoint import Anderson, FixedPoint, Picard, Unrolled
+from fixpoint.models import ERNN, UGRNN, FastGRNN, FastRNN
 from fixpoint.models.deq.spectral_norm import _NormByProducts
+from fixpoint.models.ops.common import dispatch
 from fixpoint.models.ops.equilibrium.arguments import Ending
 from fixpoint.models.ops.equilibrium.results import as_solution
-from fixpoint.solvers import SOLVERS
 
 
 def problem():
@@ -87,5 +90,39 @@ def test_the_norm_by_products_of_equal_singular_values():
 def test_the_host_does_not_wait_for_the_norm_by_products():
     with simulated_device() as counts:
         _NormByProducts.apply(to_device(torch.eye(4)))
+        assert not counts.reads
+        assert not counts.copies
+
+
+class Silent:
+    """Kernels that only return tensors of the right shapes: what is around them remains."""
+
+    @staticmethod
+    def forward(arguments):
+        pass
+
+    @staticmethod
+    def backward(arguments):
+        if hasattr(arguments, "p"):
+            return torch.zeros_like(arguments.p), torch.zeros_like(arguments.q), arguments.g.new_zeros(
+                2, arguments.g.shape[1]
+            )
+        return torch.zeros_like(arguments.a), torch.zeros_like(arguments.b)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [ERNN(3, 8, rank=2), ERNN(3, 8, timesteps=6, max_iter=2), FastRNN(3, 8), FastGRNN(3, 8)]
+    + [UGRNN(3, 8)],
+    ids=["ERNN", "ERNN, eta of each step", "FastRNN", "FastGRNN", "UGRNN"],
+)
+def test_a_training_step_of_a_fused_layer_can_be_captured(layer, monkeypatch):
+    """Around its kernels no value is read, and nothing is copied from or to the host."""
+    monkeypatch.setattr(dispatch, "backend", lambda name, h: Silent)
+    weights = {k: to_device(v) for k, v in layer.named_parameters()}
+    x = to_device(torch.randn(6, 4, 3))
+    with simulated_device() as counts:
+        output, _ = functional_call(layer, weights, (x,))
+        torch.autograd.grad(output, list(weights.values()), torch.ones_like(output))
         assert not counts.reads
         assert not counts.copies
