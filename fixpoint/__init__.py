@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fixpoint.failure import ConvergenceWarning
     from fixpoint.fixed_point import FixedPoint, solve
     from fixpoint.regularization import jac_reg
+    from fixpoint.rows import RowCheck, check_rows
     from fixpoint.solution import (
         RESULT_TEXT,
         STALL_TEXT,
@@ -65,6 +66,7 @@ __all__ = [
     "Picard",
     "Result",
     "Reversible",
+    "RowCheck",
     "SciPySolver",
     "Solution",
     "Solver",
@@ -73,13 +75,14 @@ __all__ = [
     "Trace",
     "Unrolled",
     "__version__",
+    "check_rows",
     "jac_reg",
     "make_solver",
     "register_torchdeq",
     "solve",
 ]
 
-_PLACES = ("backward", "failure", "fixed_point", "regularization", "solution", "solvers")
+_PLACES = ("backward", "failure", "fixed_point", "regularization", "rows", "solution", "solvers")
 """Modules with the names of `__all__`."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import (
@@ -13,7 +14,12 @@ from torch._C._functorch import (
     is_batchedtensor,
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
+    maybe_get_level,
     peek_interpreter_stack,
+)
+from torch._functorch.pyfunctorch import (
+    temporarily_clear_interpreter_stack,
+    temporarily_restore_interpreter_stack,
 )
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -32,15 +38,24 @@ __all__ = [
     "carries_tangents",
     "constant_in_graphs",
     "function_modes",
+    "gradients",
     "graph_clock",
+    "graph_pass",
     "inside_forward_mode",
     "inside_transform",
     "inside_vmap",
     "is_exporting",
     "is_functorch_wrapped_tensor",
+    "keep_buffers_apart",
+    "level_zero",
     "made_since",
     "no_gradients",
     "outside_graph",
+    "primal",
+    "restored",
+    "stored",
+    "to_host",
+    "transform_level",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -48,9 +63,19 @@ __all__ = [
     "tree_unflatten",
     "unbatched",
     "untraced",
-    "values",
     "version",
+    "versions",
+    "while_loop",
+    "wrapper_level",
 ]
+
+
+def while_loop(condition: Any, body: Any, carried: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Run the body while the condition holds, as one operation of a graph."""
+    from torch._higher_order_ops import while_loop
+
+    return while_loop(condition, body, carried)
+
 
 untraced = torch._disable_dynamo
 """Decorator of a function that torch.compile calls and does not trace."""
@@ -70,9 +95,72 @@ def constant_in_graphs(function: Function) -> Function:
 
 
 @constant_in_graphs
+def keep_buffers_apart() -> None:
+    """Make inductor give each buffer a place of its own, for the whole process.
+
+    In the body of a `while_loop` it otherwise writes a result into a carry or a captured tensor
+    that is still read, and gradients are silently wrong.
+    """
+    from torch._inductor import config
+
+    config.inplace_buffers = False
+
+
+@constant_in_graphs
 def inside_transform() -> bool:
     """Whether a torch.func transform (jvp, vmap, jacrev, ...) is active."""
     return peek_interpreter_stack() is not None
+
+
+@contextmanager
+def level_zero() -> Iterator[list[Any]]:
+    """Outside of all torch.func transforms that are active; gives them, for `restored`."""
+    if peek_interpreter_stack() is None:
+        yield []
+    else:
+        with temporarily_clear_interpreter_stack() as stack:
+            yield stack
+
+
+@contextmanager
+def restored(stack: list[Any]) -> Iterator[None]:
+    """Within the transforms again that `level_zero` has left."""
+    with temporarily_restore_interpreter_stack(stack):
+        yield
+
+
+def transform_level() -> int:
+    """How many torch.func transforms are active."""
+    top = peek_interpreter_stack()
+    return 0 if top is None else top.level()
+
+
+def wrapper_level(x: Tensor) -> int:
+    """The number of the torch.func transform that has wrapped x; -1 where none has."""
+    return maybe_get_level(x)
+
+
+def primal(x: Tensor) -> Tensor:
+    """x as a leaf without gradient and tangent, outside of all transforms.
+
+    Raises:
+        RuntimeError: torch.func.vmap hides an axis of x.
+    """
+    while is_functorch_wrapped_tensor(x):
+        if is_batchedtensor(x):
+            raise RuntimeError("torch.func.vmap hides an axis of a tensor that has no batch here")
+        x = get_unwrapped(x)
+    with level_zero():
+        if forward_ad._current_level >= 0:
+            x = forward_ad.unpack_dual(x).primal
+        return x.detach()
+
+
+def stored(x: Tensor) -> Tensor:
+    """The tensor below all wrappers of torch.func; its axes are those of all instances."""
+    while is_functorch_wrapped_tensor(x):
+        x = get_unwrapped(x)
+    return x
 
 
 def inside_vmap(x: Tensor) -> bool:
@@ -108,9 +196,20 @@ def version(x: Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
-def values(x: Tensor) -> list[float]:
-    """The numbers of a vector on the host; `tolist` of torch 2.6 refuses those of torch.func."""
-    return [e.item() for e in x] if is_functorch_wrapped_tensor(x) else x.tolist()
+def versions(a: Tensor, b: Tensor) -> tuple[int, int] | None:
+    """How often each was changed in place; None where torch does not count it."""
+    return None if a.is_inference() or b.is_inference() else (a._version, b._version)
+
+
+def to_host(x: Tensor) -> np.ndarray:
+    """Copy the numbers of a tensor to the host, those of torch.func's wrappers too."""
+    if peek_interpreter_stack() is not None:
+        while is_functorch_wrapped_tensor(x):
+            x = get_unwrapped(x)
+        with temporarily_clear_interpreter_stack():
+            return x.detach().cpu().numpy()
+    array: np.ndarray = (x.detach() if x.is_cpu else x.detach().cpu()).numpy()
+    return array
 
 
 def inside_forward_mode() -> bool:
@@ -134,9 +233,21 @@ def no_gradients() -> Iterator[None]:
                 yield
 
 
+@contextmanager
+def gradients(*, reverse: bool) -> Iterator[None]:
+    """Forward-mode tangents and, if `reverse`, reverse-mode graphs, within `no_gradients`."""
+    with torch.set_grad_enabled(reverse), forward_ad._set_fwd_grad_enabled(True):
+        yield
+
+
 def graph_clock() -> int:
     """A number that grows with each graph node made by this thread."""
     return torch._C._autograd._get_sequence_nr()
+
+
+def graph_pass() -> int:
+    """The number of the backward pass under way, for its hooks; -1 outside of one."""
+    return torch._C._current_graph_task_id()
 
 
 def made_since(x: Tensor, clock: int) -> bool:

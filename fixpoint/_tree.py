@@ -45,6 +45,16 @@ class Packing:
         ]
         self.is_matrix = single and batched and z0.dim() == 2 and not z0.is_complex()
 
+    @property
+    def advice(self) -> str:
+        """A question to ask where the solve fails and z0 may have no batch axis."""
+        if not self.batched or len(self.shapes) > 1 or len(self.shapes[0]) > 1 or self.rows < 2:
+            return ""
+        return (
+            f"z0 of shape {tuple(self.shapes[0])} was read as {self.rows} samples of one number: "
+            "did you mean z0[None] or batched=False?"
+        )
+
     def pack(self, tree: Tree) -> Tensor:
         """The tree as one (B, D) matrix; no copy where the tree is one tensor."""
         if self.is_matrix and isinstance(tree, Tensor) and tree.shape == self.shapes[0]:
@@ -86,8 +96,8 @@ class Packing:
         leaves, structure = tree_flatten(tree)
         if structure != self.structure:
             raise ValueError(
-                f"phi must return the structure of its input, {self.structure}; it returned "
-                f"{structure}"
+                f"phi must return what it is given, {_described(self.structure)}; it returned "
+                f"{_described(structure)}"
             )
         shapes = [leaf.shape if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves]
         if shapes != self.shapes:
@@ -166,6 +176,18 @@ def _check_leaves(leaves: list[Any], batched: bool) -> None:
         if len(kinds) > 1:
             given = sorted(map(str, kinds))
             raise TypeError(f"all tensors of z0 must have one {what}; got {given}: convert them")
+
+
+def _described(structure: Any) -> str:
+    """The kind of a tree in words: its containers, with a word for each tensor."""
+    if structure == SINGLE:
+        return "a tensor"
+    return repr(tree_unflatten([_Tensor() for _ in range(structure.num_leaves)], structure))
+
+
+class _Tensor:
+    def __repr__(self) -> str:
+        return "tensor"
 
 
 def _plain(shape: Any) -> Any:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fixpoint._torch import inside_transform
+from fixpoint._torch import inside_forward_mode, inside_transform, version
 
 MatrixMap = Callable[[Tensor], Tensor]
+MAX_SINGLE_PASSES = 512
+"""Most backward passes one by one in place of a batched one."""
 
 
 class Linearization:
-    """J = d fz / d z of each sample from one graph that leads from z to fz, both (B, D)."""
+    """J = d fz / d z of each sample from one graph that leads from z to fz, both (B, D).
 
-    def __init__(self, fz: Tensor, z: Tensor) -> None:
+    argument: the copy of z that phi was given, by default z.
+    """
+
+    def __init__(self, fz: Tensor, z: Tensor, argument: Tensor | None = None) -> None:
         self.fz, self.z = fz, z
+        self.argument = z if argument is None else argument
         self._reverse: tuple[Tensor, Tensor] | None = None
 
     def jacobian(self) -> Tensor:
@@ -45,9 +53,12 @@ class Linearization:
 class Derivatives:
     """Jacobian J = d phi / d z of a map of (B, D) states with independent rows.
 
+    `evaluate` keeps the graph of its evaluation, from which J and its products at that z follow
+    without another one.
+
     Attributes:
         products: Jacobian-vector products made so far, for the whole batch; a Jacobian is D.
-        evaluations: calls of phi made to linearize it, one at each z.
+        evaluations: calls of phi made beside those of `evaluate`, one at each other z.
     """
 
     def __init__(self, phi: MatrixMap) -> None:
@@ -56,27 +67,89 @@ class Derivatives:
         self.evaluations = 0
         self._last: tuple[Tensor, Linearization] | None = None
 
+    def evaluate(self, z: Tensor) -> Tensor:
+        """phi(z), (B, D), for a solver that will ask for J at this very tensor z.
+
+        Where the evaluation is itself differentiated it is phi(z) and nothing is kept.
+        """
+        self._last = None
+        if torch.is_grad_enabled() or inside_forward_mode():
+            return self.phi(z)
+        linearization = linearize(self.phi, z)
+        if version(linearization.argument) > 0:
+            return self.phi(z)  # it writes into its input: so that this shows there
+        self._last = z, linearization
+        return linearization.fz.detach()
+
     def jacobian(self, z: Tensor) -> Tensor:
-        """J of each sample, (B, D, D)."""
+        """J of each sample, (B, D, D).
+
+        Raises:
+            RuntimeError: J takes more memory than there is, or too many backward passes.
+        """
         self.products += z.shape[1]
-        self.evaluations += 1
-        return batch_jacobian(self.phi, z)
+        with _naming_gmres(z):
+            if torch.is_grad_enabled() or inside_transform():
+                self.evaluations += 1
+                return batch_jacobian(self.phi, z)
+            return self._linearization(z).jacobian()
 
     def jvp(self, z: Tensor, v: Tensor) -> Tensor:
         """J v of each sample, (B, D); products at one z share one evaluation of phi."""
         self.products += 1
+        return self._linearization(z).jvp(v)
+
+    def _linearization(self, z: Tensor) -> Linearization:
         if self._last is None or self._last[0] is not z:
+            self._last = None  # two graphs at a time would take twice the memory
             self._last = z, linearize(self.phi, z)
             self.evaluations += 1
-        return self._last[1].jvp(v)
+        return self._last[1]
+
+
+@contextmanager
+def _naming_gmres(z: Tensor) -> Iterator[None]:
+    """Say which solver to take where J of each sample of z, (B, D), cannot be had."""
+    samples, size = z.shape
+    needed, cure = samples * size**2 * z.itemsize, 'choose Newton(linear="gmres"), which needs none'
+    too_large = RuntimeError(
+        f"the Jacobians of {samples} samples of {size} numbers take {needed} bytes "
+        f"({needed / 2**30:.3g} GiB), more than there is: {cure}"
+    )
+    if z.device.type == "cpu" and needed > _physical_memory():
+        raise too_large
+    try:
+        yield
+    except RuntimeError as error:
+        if _is_out_of_memory(error):
+            raise too_large from error
+        if size <= MAX_SINGLE_PASSES:
+            raise
+        raise RuntimeError(
+            f"phi has no Jacobian by one batched backward pass ({error}), and {size} single ones "
+            f"would take too long: {cure}"
+        ) from error
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+def _physical_memory() -> float:
+    """Bytes of this machine, inf where it does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
 
 
 def linearize(phi: MatrixMap, z: Tensor) -> Linearization:
     """One evaluation of phi at z, (B, D), from which its products follow."""
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         # The other kernels of attention have no second derivative.
-        z = z.detach().clone().requires_grad_()
-        return Linearization(phi(z), z)
+        z = z.detach().requires_grad_()
+        argument = z.clone()  # no leaf, which must not be written into
+        return Linearization(phi(argument), z, argument)
 
 
 def _gradient(out: Tensor, z: Tensor, u: Tensor, *, create_graph: bool = False) -> Tensor:
@@ -112,16 +185,42 @@ def batch_vjp_of_units(fz: Tensor, z: Tensor, *, create_graph: bool = False) -> 
     zero = z.new_zeros(rows, size, size)
     if not fz.requires_grad or size == 0:
         return zero
-    (jacobian,) = torch.autograd.grad(
+    try:
+        with _no_nan_checks():
+            jacobian = _vjp(fz, z, _units(z), batched=True, create_graph=create_graph)
+    except RuntimeError as error:
+        if size > MAX_SINGLE_PASSES or _is_out_of_memory(error):
+            raise
+        # An operation of phi has no rule for batched backward passes, as sparse products.
+        found = [_vjp(fz, z, unit, create_graph=create_graph) for unit in _units(z)]
+        jacobian = None if found[0] is None else torch.stack([x for x in found if x is not None])
+    return zero if jacobian is None else jacobian.transpose(0, 1)
+
+
+def _vjp(
+    fz: Tensor, z: Tensor, u: Tensor, *, batched: bool = False, create_graph: bool = False
+) -> Tensor | None:
+    """J^T u, or those of several u at once, (n, B, D); None where fz does not depend on z."""
+    (found,) = torch.autograd.grad(
         fz,
         z,
-        _units(z),
-        is_grads_batched=True,
+        u,
+        is_grads_batched=batched,
         allow_unused=True,
         retain_graph=True,
         create_graph=create_graph,
     )
-    return zero if jacobian is None else jacobian.transpose(0, 1)
+    return found
+
+
+@contextmanager
+def _no_nan_checks() -> Iterator[None]:
+    """Leave out the search for NaN of `detect_anomaly`, which reads numbers of a batched pass."""
+    if not torch.is_anomaly_enabled():
+        yield
+        return
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        yield
 
 
 def _units(z: Tensor) -> Tensor:

@@ -1,18 +1,44 @@
-"""What happens when a solve does not converge."""
+"""Samples whose solve does not converge: what is said, and what they add to gradients."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Literal, get_args
 
+from torch import Tensor
+
 from fixpoint._messages import unknown_name
-from fixpoint.solution import Solution, describe_failures, has_failed
+from fixpoint._torch import stored
+from fixpoint.solution import ConvergenceError, Result, Solution, describe_failures, has_failed
 
 OnFailure = Literal["ignore", "warn", "raise"]
+FailedRows = Literal["zero", "keep", "phantom", "raise"]
+"""The gradient of a sample whose solve failed.
+
+"zero": none; "keep": as if it had converged; "phantom": that of one plain update from where it
+ended; "raise": a `ConvergenceError`. A sample that is NONFINITE has none in any case.
+"""
 
 
 class ConvergenceWarning(UserWarning):
     """A solve did not converge for some samples; given once a layer."""
+
+
+def checked_failed(failed: FailedRows) -> FailedRows:
+    """The value of the option `failed`, if it is one."""
+    if failed not in get_args(FailedRows):
+        raise ValueError(unknown_name("failed", failed, get_args(FailedRows)))
+    return failed
+
+
+def some_failed(result: Tensor) -> bool:
+    """Whether a sample has failed, in any instance that torch.func.vmap hides."""
+    return bool(has_failed(stored(result)).any())
+
+
+def some_lost(solution: Solution) -> bool:
+    """Whether a sample is NONFINITE."""
+    return bool((stored(solution.result) == Result.NONFINITE.value).any())
 
 
 class NonConvergenceHandler:
@@ -34,17 +60,27 @@ class NonConvergenceHandler:
         self.on_failure = on_failure
         self.silent = on_failure == "ignore"
 
-    def check(self, solution: Solution) -> None:
-        """Act on the samples of a solution that failed."""
-        if self.silent:
-            return
+    def check(self, solution: Solution, *, advice: str = "") -> None:
+        """Act on the samples of a solution that failed.
+
+        Args:
+            advice: a further sentence for the message.
+        """
+        if not self.silent and some_failed(solution.result):
+            self.report(solution, advice=advice)
+
+    def report(self, solution: Solution, *, advice: str = "") -> None:
+        """Act on a solution with samples that failed."""
+        stall = None if solution.stall is None else stored(solution.stall)
+        failures = describe_failures(stored(solution.result), stall)
+        self.say(f"{failures}{'. ' if advice else ''}{advice}")
+
+    def say(self, text: str) -> None:
+        """Warn once, or raise."""
         if self.on_failure == "raise":
-            solution.check()
-        elif bool(has_failed(solution.result).any()):
+            raise ConvergenceError(f"{self.what}: {text}")
+        if not self.silent:
             self.silent = True
-            failures = describe_failures(solution.result, solution.stall)
             warnings.warn(
-                f"{self.what}: {failures}. Shown once per layer.",
-                ConvergenceWarning,
-                stacklevel=2,
+                f"{self.what}: {text}. Shown once per layer.", ConvergenceWarning, stacklevel=3
             )

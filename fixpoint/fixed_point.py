@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from fixpoint._torch import outside_graph
+from fixpoint._messages import unknown_name
+from fixpoint._torch import no_gradients, outside_graph
 from fixpoint._tree import Map, Packing, Tree
 from fixpoint._validation import names_options
-from fixpoint.backward import Backward, Implicit
-from fixpoint.failure import NonConvergenceHandler, OnFailure
-from fixpoint.solution import Solution
+from fixpoint.backward import Backward, Implicit, Phantom, Reversible, Unrolled
+from fixpoint.backward._evaluation import solve_without_gradient
+from fixpoint.backward.base import guarded_map, tracks, with_gradient_of
+from fixpoint.derivatives import MatrixMap
+from fixpoint.failure import (
+    FailedRows,
+    NonConvergenceHandler,
+    OnFailure,
+    checked_failed,
+    some_failed,
+)
+from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Anderson, Solver, make_solver
 from fixpoint.solvers.base import IterativeOptions
 
@@ -31,6 +41,9 @@ def solve(
     batched: bool = True,
 ) -> Solution:
     """Solve z = phi(z) from z0, without gradient.
+
+    It warns of nothing: `Solution.result` has the failures, and `Solution.check()` raises. A
+    backward pass through `solve(...).z` is not possible: `FixedPoint` is the layer for that.
 
     Args:
         phi: map of a tree like z0 to one of the same structure, shapes and dtype; each batch row
@@ -60,9 +73,15 @@ def solve(
     return _solve(phi, z0, solver, t, batched)
 
 
-def _ready(backward: Backward) -> Backward:
+def _ready(backward: Backward | str | None) -> Backward:
+    if backward is None:
+        return Implicit()
     if isinstance(backward, Backward):
         return backward
+    if isinstance(backward, str):
+        if backward in BACKWARDS:
+            return BACKWARDS[backward]()
+        raise ValueError(unknown_name("backward", backward, BACKWARDS))
     raise TypeError(
         f"backward must be a ready one, as Implicit(), Unrolled() or Phantom(); got {backward!r}"
     )
@@ -71,8 +90,18 @@ def _ready(backward: Backward) -> Backward:
 def _solve(phi: Map, z0: Tree, solver: Solver, t: int | None, batched: bool) -> Solution:
     packing = Packing(z0, batched=batched)
     with torch.no_grad():
-        solution = solver.run(packing.wrap(phi), packing.start(z0), t)
-    return replace(solution, z=packing.unpack(solution.z))
+        start, packed = packing.start(z0), packing.wrap(phi)
+        solution = solve_without_gradient(lambda phi: solver.run(phi, start, t), packed)
+        return replace(solution, z=packing.unpack(solution.z.clone()))
+
+
+BACKWARDS: dict[str, type[Backward]] = {
+    "implicit": Implicit,
+    "phantom": Phantom,
+    "reversible": Reversible,
+    "unrolled": Unrolled,
+}
+"""Ways to differentiate a solve that a layer takes by name."""
 
 
 class FixedPoint(nn.Module):
@@ -83,8 +112,11 @@ class FixedPoint(nn.Module):
 
     Args:
         solver: a solver or its name, `Anderson()` if not given.
-        backward: `Implicit()` if not given, `Unrolled`, or `Phantom`.
-        on_failure: "ignore", "warn" (once) or "raise" where samples do not converge. Their
+        backward: `Implicit()` if not given, `Unrolled`, or `Phantom`; or a name of `BACKWARDS`.
+        failed: the gradient of samples that do not converge: "zero", "keep" as if they had,
+            "phantom" that of one plain update from where they ended, or "raise". None takes that
+            of the backward: "zero", or "keep" of `Unrolled`. Samples that are NONFINITE have none.
+        on_failure: "warn" (once), "raise" or "ignore" where samples do not converge. Their
             `Solution.result` says so in any case.
 
     Raises:
@@ -105,13 +137,15 @@ class FixedPoint(nn.Module):
     def __init__(
         self,
         solver: str | Solver | None = None,
-        backward: Backward | None = None,
+        backward: Backward | str | None = None,
         *,
-        on_failure: OnFailure = "ignore",
+        failed: FailedRows | None = None,
+        on_failure: OnFailure = "warn",
     ) -> None:
         super().__init__()
         self.solver = Anderson() if solver is None else make_solver(solver)
-        self.backward = Implicit() if backward is None else _ready(backward)
+        self.backward = _ready(backward)
+        self.failed = self.backward.failed if failed is None else checked_failed(failed)
         self.backward.check(self.solver)
         self.non_convergence = NonConvergenceHandler("the solve", on_failure)
 
@@ -136,11 +170,41 @@ class FixedPoint(nn.Module):
     def _solve(
         self, phi: Map, z0: Tree, t: int | None, batched: bool, options: IterativeOptions
     ) -> Solution:
-        packing = Packing(z0, batched=batched)
         solver = self.solver
         if options:
             solver = solver.with_options(**options)
             self.backward.check(solver)
-        solution = self.backward.solve(solver, packing.wrap(phi), packing.start(z0), t)
-        self.non_convergence.check(solution)
-        return replace(solution, z=packing.unpack(solution.z))
+        return self.solve_by(solver, phi, z0, t=t, batched=batched)
+
+    def solve_by(
+        self, solver: Solver, phi: Map, z0: Tree, *, t: int | None = None, batched: bool = True
+    ) -> Solution:
+        """The solution by another solver than that of the layer."""
+        packing = Packing(z0, batched=batched)
+        packed, start = packing.wrap(phi), packing.start(z0)
+        solution = self.backward.solve(solver, packed, start, t)
+        if solver.has_tolerance and not torch.compiler.is_compiling():
+            solution = self._after_failures(solution, packed, packing)
+        # In memory of its own: it may be z0, or a tensor that phi returned and keeps.
+        return replace(solution, z=packing.unpack(solution.z.clone()))
+
+    def _after_failures(self, solution: Solution, phi: MatrixMap, packing: Packing) -> Solution:
+        """The solution with the gradient that samples have which did not converge."""
+        if not some_failed(solution.result):
+            return solution
+        if self.failed == "raise":
+            solution.check()
+        left_out = tracks() and self.failed == "zero"
+        gradient = 'They contribute no gradient (failed="zero")' if left_out else ""
+        advice = ". ".join(part for part in (gradient, packing.advice) if part)
+        self.non_convergence.report(solution, advice=advice)
+        if not tracks() or self.failed == "keep":
+            return solution
+        rows, z = has_failed(solution.result)[:, None], solution.z
+        with no_gradients():
+            value = z.clone()
+        if self.failed == "phantom":
+            lost = solution.result == Result.NONFINITE.value
+            moved = guarded_map(phi, lost)(value)
+            value = torch.where(lost[:, None], value, with_gradient_of(value, moved))
+        return replace(solution, z=torch.where(rows, value, z))

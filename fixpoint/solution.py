@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fixpoint._error_estimate import krylov_error
 from fixpoint._tree import Map, Packing, Tree
 
 
@@ -132,8 +133,8 @@ class Trace(NamedTuple):
 class ErrorEstimate(NamedTuple):
     """How far a state may be from the fixed point, and how fast plain iteration would come there.
 
-    error: estimate of rms(z - z*), (B,); inf where the rate is 1 or more.
-    rate: factor by which a plain update reduces the residual, (B,).
+    error: estimate of rms(z - z*), (B,); inf where phi is known not to contract.
+    rate: factor by which a plain update reduces the residual in the long run, (B,).
     """
 
     error: Tensor
@@ -159,9 +160,10 @@ class Solution:
 
     Attributes:
         z: state with the structure and shapes of z0.
-        residual: rms(phi(z) - z) / (atol + rtol * rms(phi(z))) of this z, (B,): converged where
-            <= 1. With rtol = atol = 0 and `record` set, rms(phi(z) - z) / rms(phi(z)). None where
-            nothing was measured.
+        residual: rms(phi(z) - z) / (atol + rtol * rms(phi(z))) of this z, (B,): in units of the
+            tolerance, converged where <= 1. A state that has run away from its start counts by
+            the size it started from (`Stall.RUNAWAY`). With rtol = atol = 0 and `record` set,
+            rms(phi(z) - z) / rms(phi(z)). None where nothing was measured.
         iterations: updates applied to each sample, (B,) int64.
         evaluations: calls of phi made for the whole batch.
         result: a `Result` a sample, (B,) int8.
@@ -170,6 +172,11 @@ class Solution:
             Jacobian is D.
         stall: a `Stall` a sample, (B,) int8: why it is STALLED. None in a solve of fixed steps.
         solved_by: of `Auto`: the solver that solved each sample, None where none did.
+        coupled: whether a sample that had converged ceased to be a solution when others moved, so
+            that the batch was solved as a whole: rows of phi depend on each other, or phi does not
+            repeat itself. `batched=False` says so from the start.
+        atol_decides: whether atol is the larger part of the tolerance of each sample, (B,) bool:
+            the state is then small beside it. None where nothing was measured.
 
     Example:
         >>> import torch
@@ -177,6 +184,8 @@ class Solution:
         >>> solution = solve(lambda z: 0.5 * z + 1, torch.zeros(2, 1), Picard(rtol=1e-3))
         >>> solution.iterations.tolist(), solution.evaluations, solution.converged.tolist()
         ([9, 9], 10, [True, True])
+        >>> solution
+        Solution(2 of 2 converged, 9 updates, 10 evaluations)
     """
 
     z: Tree
@@ -188,6 +197,27 @@ class Solution:
     products: int = 0
     stall: Tensor | None = None
     solved_by: tuple[str | None, ...] | None = None
+    coupled: bool = False
+    atol_decides: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"Solution({self.describe()})"
+
+    def describe(self) -> str:
+        """How the samples ended and what it took, in a line."""
+        counts = _counts(self.result, len(Result))
+        parts = [
+            f"{count} of {self.result.numel()} {_SHORT[code]}"
+            for code, count in zip(Result, counts, strict=True)
+            if count
+        ]
+        updates = int(self.iterations.max()) if self.iterations.numel() else 0
+        parts += [_plural(updates, "update"), _plural(self.evaluations, "evaluation")]
+        if self.products:
+            parts.append(_plural(self.products, "product"))
+        if self.coupled:
+            parts.append("as one sample, since rows of phi depend on each other")
+        return ", ".join(parts)
 
     @property
     def converged(self) -> Tensor:
@@ -195,11 +225,13 @@ class Solution:
         return self.result == Result.CONVERGED.value
 
     def error_estimate(self, phi: Map, *, products: int = 8, batched: bool = True) -> ErrorEstimate:
-        """The error of z, residual / (1 - rate), by the rate at which plain updates would converge.
+        """Estimate the error of z, and the rate at which plain updates would converge.
 
         A small residual means a small error only where the rate, the size of J along its slowest
-        direction, is well below 1. It is measured by a power iteration from phi(z) - z with
-        difference quotients. Where phi does not contract the estimate is inf.
+        direction, is well below 1. The error solves (I - J) e = phi(z) - z to first order; both
+        come from the Krylov space of a few products, with difference quotients. It is not a bound:
+        what lies outside the space is not seen, and where the error is large so is its curvature.
+        Where phi does not contract the estimate is inf.
 
         Args:
             phi: the map that was solved.
@@ -213,24 +245,15 @@ class Solution:
             >>> solution = solve(phi, torch.zeros(1, 1).double(), Picard(max_iter=10000, rtol=1e-4))
             >>> estimate = solution.error_estimate(phi)
             >>> round(estimate.rate.item(), 4), round(estimate.error.item(), 3)
-            (0.999, 0.003)
+            (0.999, 0.002)
             >>> round(1 - solution.z.item(), 3)
-            0.003
+            0.002
         """
         packing = Packing(self.z, batched=batched)
         packed, z = packing.wrap(phi), packing.pack(self.z)
         with torch.no_grad():
-            fz = packed(z)
-            size = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-            h = torch.finfo(z.dtype).eps ** 0.5 * torch.where(size > 0, size, 1.0)
-            residual = torch.linalg.vector_norm(fz - z, dim=1, keepdim=True)
-            w, rate = torch.where(residual > 0, fz - z, 1.0), residual
-            for _ in range(max(products, 1)):
-                w = w / torch.linalg.vector_norm(w, dim=1, keepdim=True).clamp_min(1e-30)
-                w = (packed(z + h * w) - fz) / h
-                rate = torch.linalg.vector_norm(w, dim=1, keepdim=True)
-            error = torch.where(rate < 1, residual / (1 - rate), torch.inf)
-        return ErrorEstimate(error[:, 0] / z.shape[1] ** 0.5, rate[:, 0])
+            error, rate = krylov_error(packed, z, products)
+        return ErrorEstimate(error / z.shape[1] ** 0.5, rate)
 
     def check(self) -> Solution:
         """Return self, or say which samples failed and what to do.
@@ -244,6 +267,20 @@ class Solution:
         if bool(has_failed(self.result).any()):
             raise ConvergenceError(describe_failures(self.result, self.stall))
         return self
+
+
+_SHORT = {
+    Result.CONVERGED: "converged",
+    Result.FIXED_STEPS: "after fixed steps",
+    Result.MAX_ITER: "at max_iter",
+    Result.STALLED: "stalled",
+    Result.NONFINITE: "not finite",
+    Result.FALLBACK: "solved step by step",
+}
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def has_failed(result: Tensor) -> Tensor:

@@ -1,111 +1,195 @@
-"""A map as a function of its argument and of the tensors that it closes over."""
+"""A map as a function of its argument and of the tensors that it closes over.
+
+One evaluation is recorded, outside of all torch.func transforms. Each tensor from outside that
+asks for derivatives is replaced by a leaf of its own, its twin, so the graph of phi(z) holds only
+the operations of phi. The result is a pure function f(z, *captured): the recorded operations
+again, or phi evaluated with other tensors in the place of the captured ones.
+"""
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
+from fixpoint._modes import RecordingMode, map_nested, unrecorded
 from fixpoint._torch import (
-    function_modes,
+    TorchDispatchMode,
     graph_clock,
+    graph_pass,
+    inside_forward_mode,
     is_functorch_wrapped_tensor,
+    level_zero,
     made_since,
+    no_gradients,
+    primal,
+    restored,
+    stored,
+    transform_level,
+    tree_leaves,
     untraced,
+    wrapper_level,
 )
+from fixpoint.row_guard import guard_rows
 
 MatrixMap = Callable[[Tensor], Tensor]
+R = TypeVar("R")
+PureMap = Callable[..., Tensor]
+"""f(z, *captured), (B, D) like z."""
+
+OTHER_TENSORS = (
+    "phi closes over other tensors than in its solve, as a lambda does after its loop variables "
+    "have changed, or a branch that it did not take there: bind loop variables (lambda z, h=h: "
+    "...), or use Unrolled()"
+)
+UNSEEN = (
+    "phi holds an operation that torch.func cannot see, such as an autograd.Function of its own: "
+    "differentiate with torch.autograd.grad outside of torch.func and forward mode, or use "
+    "Unrolled() with a fixed number of steps (rtol = atol = 0)"
+)
 
 
 class Closure(NamedTuple):
-    """What one evaluation fz = phi(z) found.
+    """One evaluation fz = phi(z) and the tensors it depends on.
 
     fz: phi(z).
     captured: the tensors from outside that phi closes over and that ask for derivatives.
-    twins: what took their place in this evaluation: leaves, so that the graph of fz ends there.
-    leaves: leaves that phi reaches on other ways, as through an `autograd.Function` of its own.
-    replay: phi as a pure function of z and the captured tensors, made of the recorded operations;
-        None where not all of them could be seen.
+    twins: the leaves in their places, at which the graph of fz ends.
+    opaque: tensors that phi reaches on other ways, as through an `autograd.Function` of its own,
+        and that have no twins; the graph of fz leads through them.
+    again: f(z, *captured) as phi evaluated again with other tensors in the places of the captured
+        ones; it reaches the opaque tensors by itself.
+    function: f as the recorded operations, or `again` where not all of them could be seen.
     """
 
     fz: Tensor
     captured: list[Tensor]
     twins: list[Tensor]
-    leaves: list[Tensor]
-    replay: Callable[..., Tensor] | None
+    opaque: list[Tensor]
+    again: PureMap
+    function: PureMap
 
 
-def closure_convert(phi: MatrixMap, z: Tensor) -> Closure:
+def closure_convert(phi: MatrixMap, z: Tensor, *, lost: Tensor | None = None) -> Closure:
     """Evaluate phi at z, a leaf, with a graph that holds nothing but the operations of phi.
 
-    Each captured tensor is replaced by a detached twin, so a gradient of fz costs the same
-    whatever the captured tensors were computed from, and is partial where one depends on another.
+    A gradient of fz costs the same whatever the captured tensors were computed from, and is
+    partial where one depends on another. Rows that are `lost`, (B,), touch no other row's gradient.
     """
-    recorder = _Recorder(z, twins=True)
-    with recorder:
-        fz = phi(z)
-    if fz.is_leaf:
-        fz = recorder.twin_of(fz)
-    leaves = _other_leaves(fz, [z, *recorder.twins])
-    complete = recorder.complete and not leaves and recorder.holds(fz)
-    return Closure(
-        fz, recorder.captured, recorder.twins, leaves, recorder.replay(fz) if complete else None
-    )
+    recorder, opaque = _Recorder(z), []
+    fz = recorder.evaluate(phi, lost)
+    if other_leaves(stored(fz), [z, *recorder.twins]):
+        seen = OuterTensors()
+        recorder = _Recorder(z, hidden=seen)
+        with seen:
+            fz = recorder.evaluate(phi, lost)
+        own = [z, *recorder.twins]
+        opaque = [x for x in seen.outer.values() if all(x is not other for other in own)]
+        opaque += other_leaves(stored(fz), [*own, *opaque])
+    if opaque and inside_forward_mode():
+        raise RuntimeError(UNSEEN)
+    again = _substituted(phi, recorder.captured, lost, autocast_state(z))
+    replay = None if opaque else recorder.replay(fz)
+    return Closure(stored(fz), recorder.captured, recorder.twins, opaque, again, replay or again)
 
 
-def closure_convert_in_transform(phi: MatrixMap, z: Tensor) -> Closure:
-    """The same within forward mode or a torch.func transform, whose tensors have no twins.
+def closure_convert_in_vmap(phi: MatrixMap, z: Tensor) -> Closure:
+    """The same where torch.func.vmap hides an axis, which no leaf can leave out.
 
-    What phi makes by operations that the recorder cannot see looks like a captured tensor; a
+    Whatever phi makes by operations that the recorder cannot see looks like a captured tensor; a
     second evaluation tells, as phi then makes another one.
     """
-    first, second = _Recorder(z, twins=False), _Recorder(z, twins=False)
-    with first:
-        before = phi(z)
-    with second:
+    first, recorder = (_Recorder(z, twins=False) for _ in range(2))
+    before, fz = first.evaluate(phi), recorder.evaluate(phi)
+    same = len(first.captured) == len(recorder.captured) and all(
+        a is b for a, b in zip(first.captured, recorder.captured, strict=True)
+    )
+    replay = recorder.replay(fz)
+    if not same or (replay is None and not recorder.nested) or not first.holds(before):
+        raise RuntimeError(UNSEEN)
+    again = _substituted(phi, recorder.captured, None, autocast_state(z))
+    return Closure(fz, recorder.captured, recorder.captured, [], again, replay or again)
+
+
+def substitute(
+    phi: MatrixMap, z: Tensor, captured: list[Tensor], values: list[Tensor], *given: Tensor
+) -> Tensor:
+    """phi(z) with other tensors in the place of the captured ones; `given` ones may be there."""
+    mode = _Substitution([z, *given], captured, values)
+    with mode:
         fz = phi(z)
-    same = len(first.captured) == len(second.captured) and all(
-        a is b for a, b in zip(first.captured, second.captured, strict=True)
-    )
-    complete = same and first.complete and first.holds(before)
-    return Closure(
-        fz, second.captured, second.captured, [], second.replay(fz) if complete else None
-    )
+    found: Tensor = mode.values.get(id(fz), fz)  # phi may return a captured tensor itself
+    return found
 
 
-def substitute(phi: MatrixMap, z: Tensor, captured: list[Tensor], values: list[Tensor]) -> Tensor:
-    """phi(z) with other tensors in the place of the captured ones."""
-    recorder = _Recorder(z, twins=True)
-    for x, value in zip(captured, values, strict=True):
-        recorder.take(x, value)
-    recorder.closed = True
-    with recorder:
-        return phi(z)
+def _substituted(
+    phi: MatrixMap, captured: list[Tensor], lost: Tensor | None, autocast: AutocastState
+) -> PureMap:
+    """phi as a function of z and the captured tensors, evaluated again each time."""
+
+    def function(z: Tensor, *values: Tensor) -> Tensor:
+        with _autocast(autocast), guard_rows(lost):
+            return substitute(phi, z, captured, list(values[: len(captured)]))
+
+    return function
 
 
-@contextmanager
-def unrecorded() -> Iterator[None]:
-    """Hide operations from the closure conversions that are under way around them."""
-    recorders = [mode for mode in function_modes() if isinstance(mode, _Recorder)]
-    before = [recorder.paused for recorder in recorders]
-    for recorder in recorders:
-        recorder.paused = True
-    try:
-        yield
-    finally:
-        for recorder, paused in zip(recorders, before, strict=True):
-            recorder.paused = paused
+class _Primals(TorchFunctionMode):
+    """Operations on tensors without tangent and without the transforms around the solve."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = transform_level()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*map_nested(args, self._primal), **map_nested(kwargs or {}, self._primal))
+
+    def _primal(self, x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        if is_functorch_wrapped_tensor(x):
+            return stored(x) if wrapper_level(x) <= self.outer else x
+        return primal(x) if _is_transformed(x) else x
 
 
-class _Slot(NamedTuple):
+def at_level_zero(run: Callable[[MatrixMap], R], phi: MatrixMap) -> R:
+    """run(phi) outside of all transforms of torch.func, phi without their derivatives.
+
+    phi itself is evaluated within them, since it may apply further ones.
+    """
+
+    def phi_of_primals(z: Tensor) -> Tensor:
+        with restored(stack), _Primals():
+            return stored(phi(z))
+
+    phi_of_primals.columns = getattr(phi, "columns", ())  # type: ignore[attr-defined]
+    with level_zero() as stack, no_gradients():
+        return run(phi_of_primals)
+
+
+class _Slot:
     """The place of a tensor among those of a recorded evaluation."""
 
-    place: int
+    __slots__ = ("place",)
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+
+class AutocastState(NamedTuple):
+    """The dtype that autocast lowers to on a kind of device; None where it is off."""
+
+    kind: str
+    dtype: torch.dtype | None
 
 
 class _Call(NamedTuple):
@@ -113,14 +197,54 @@ class _Call(NamedTuple):
     arguments: Any
     options: Any
     result: Any
+    autocast: AutocastState
 
 
-class _Recorder(TorchFunctionMode):
-    """Notes the operations of one evaluation; replaces tensors from outside, if `twins`."""
+class _Substitution(RecordingMode):
+    """Puts values in the place of captured tensors."""
 
-    def __init__(self, z: Tensor, *, twins: bool) -> None:
+    def __init__(self, given: list[Tensor], captured: list[Tensor], values: list[Tensor]) -> None:
         super().__init__()
-        self.with_twins = twins
+        self.values = {id(x): value for x, value in zip(captured, values, strict=True)}
+        self.own = {id(x): weakref.ref(x) for x in [*given, *values]}
+        self.start = graph_clock()
+
+    @untraced
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        out = func(*map_nested(args, self._value), **map_nested(kwargs, self._value))
+        if isinstance(out, Tensor) and out.is_leaf and out.requires_grad:
+            self.own[id(out)] = weakref.ref(out)
+        return out
+
+    def _value(self, x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        value = self.values.get(id(x))
+        if value is None and x.requires_grad and transform_level() == 0:
+            own = self.own.get(id(x))
+            if not (made_since(x, self.start) or (own is not None and own() is x)):
+                raise RuntimeError(OTHER_TENSORS)
+        return x if value is None else value
+
+
+class _Recorder(RecordingMode):
+    """Notes the operations of one evaluation; replaces tensors from outside, if `twins`.
+
+    Args:
+        z: where phi is evaluated.
+        hidden: does not see how twins are made.
+    """
+
+    def __init__(
+        self, z: Tensor, *, twins: bool = True, hidden: OuterTensors | None = None
+    ) -> None:
+        super().__init__()
+        self.with_twins, self.hidden = twins, hidden
         self.known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self.captured: list[Tensor] = []
         self.twins: list[Tensor] = []
@@ -129,19 +253,23 @@ class _Recorder(TorchFunctionMode):
         self.calls: list[_Call] = []
         self.count = 0
         self.complete = True
-        self.paused = False
-        self.closed = False  # whether no further tensor may be captured
-        self.z = z
+        self.returned: _Slot | None = None  # of a captured tensor that phi returns itself
+        self.nested = False  # whether phi applies transforms of torch.func itself
+        self.z, self.kind = z, z.device.type
         self._add(z)
-        self.start = graph_clock()
+        self.start, self.outer = graph_clock(), transform_level()
 
-    def take(self, x: Tensor, value: Tensor) -> None:
-        """Let the value take the place of x."""
-        place = self._add(x)
-        self.captured.append(x)
-        self.twins.append(value)
-        self.places.append(place)
-        self.of_place[place] = value
+    def evaluate(self, phi: MatrixMap, lost: Tensor | None = None) -> Tensor:
+        """phi(z), recorded."""
+        with self, guard_rows(lost):
+            fz = phi(self.z)
+        if not fz.is_leaf:
+            return fz
+        slot, twin = self._slot(fz), self._value(fz)
+        if twin is not fz:
+            self.returned = slot
+        leaf: Tensor = twin
+        return leaf
 
     def holds(self, x: Tensor) -> bool:
         """Whether x is known: z, captured, or made by a recorded operation."""
@@ -154,16 +282,27 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
-        arguments, options = _map(args, self._slot), _map(kwargs, self._slot)
+        arguments, options = map_nested(args, self._slot), map_nested(kwargs, self._slot)
         if self.of_place:
-            args, kwargs = _map(args, self._value), _map(kwargs, self._value)
+            args, kwargs = map_nested(args, self._value), map_nested(kwargs, self._value)
+        dtype = torch.get_autocast_dtype(self.kind) if _is_lowered(self.kind) else None
         out = func(*args, **kwargs)
-        self.calls.append(_Call(func, arguments, options, _map(out, self._result)))
+        result = map_nested(out, self._result)
+        if out is None or _has_slots(result):  # else phi has read a number, a shape or a dtype
+            autocast = AutocastState(self.kind, dtype)
+            self.calls.append(_Call(func, arguments, options, result, autocast))
         return out
 
-    def replay(self, fz: Tensor) -> Callable[..., Tensor]:
-        """The recorded evaluation as a function of z and of values for the captured tensors."""
-        calls, places, last = self.calls, self.places, self._slot(fz)
+    def replay(self, fz: Tensor) -> PureMap | None:
+        """The recorded evaluation as a function of z and of values for the captured tensors.
+
+        None where not all of its operations could be seen.
+        """
+        if not (self.complete and (self.holds(fz) or self.returned is not None)):
+            return None
+        places, last = self.places, self.returned or self._slot(fz)
+        groups = itertools.groupby(self.calls, lambda call: call.autocast)
+        parts = [(autocast, list(calls)) for autocast, calls in groups]
 
         def replayed(z: Tensor, *values: Tensor) -> Tensor:
             found = {0: z, **dict(zip(places, values, strict=True))}
@@ -171,18 +310,17 @@ class _Recorder(TorchFunctionMode):
             def fill(x: Any) -> Any:
                 return found[x.place] if isinstance(x, _Slot) else x
 
-            for call in calls:
-                out = call.function(*_map(call.arguments, fill), **_map(call.options, fill))
-                _bind(call.result, out, found)
+            with torch.set_grad_enabled(torch.is_grad_enabled()):  # phi may have changed it
+                for autocast, calls in parts:
+                    with _autocast(autocast):
+                        for call in calls:
+                            out = call.function(
+                                *map_nested(call.arguments, fill), **map_nested(call.options, fill)
+                            )
+                            _bind(call.result, out, found)
             return fill(last)
 
         return replayed
-
-    def twin_of(self, x: Tensor) -> Tensor:
-        """The twin of a captured tensor that phi returns itself; any other tensor as it is."""
-        self._slot(x)
-        twin: Tensor = self._value(x)
-        return twin
 
     def _add(self, x: Tensor) -> int:
         place, self.count = self.count, self.count + 1
@@ -199,27 +337,32 @@ class _Recorder(TorchFunctionMode):
             return x
         place = self._place(x)
         if place is None:
-            if self.closed or not self._has_derivatives(x):
+            if not (x.requires_grad or _is_transformed(x)):
                 return x
-            if self.with_twins and self._is_made_inside(x):
+            if self._is_made_inside(x):
                 self.complete = False
                 return x
-            self.take(x, self._twin(x))
-            place = self.places[-1]
+            place = self._take(x)
         return _Slot(place)
 
-    def _has_derivatives(self, x: Tensor) -> bool:
-        if x.requires_grad:
-            return True
-        return not self.with_twins and (
-            is_functorch_wrapped_tensor(x)
-            or torch.autograd.forward_ad.unpack_dual(x).tangent is not None
-        )
+    def _take(self, x: Tensor) -> int:
+        """Let a twin take the place of x."""
+        place = self._add(x)
+        twin = self._twin(x) if self.with_twins else x
+        self.captured.append(x)
+        self.twins.append(twin)
+        self.places.append(place)
+        self.of_place[place] = twin
+        return place
 
     def _is_made_inside(self, x: Tensor) -> bool:
         """Whether an operation that cannot be seen has made x from z or from a twin."""
         if is_functorch_wrapped_tensor(x):
-            return True
+            inside = wrapper_level(x) > self.outer
+            self.nested = self.nested or inside
+            return inside
+        if not self.with_twins:
+            return False
         # The clock is that of one thread: a tensor of another thread may look too young.
         leaves = [self.z, *self.twins]
         return made_since(x, self.start) and any(
@@ -227,10 +370,9 @@ class _Recorder(TorchFunctionMode):
         )
 
     def _twin(self, x: Tensor) -> Tensor:
-        if not self.with_twins:
-            return x
-        with unrecorded():
-            return x.detach().requires_grad_()
+        with unrecorded(), level_zero(), self.hidden.paused() if self.hidden else nullcontext():
+            twin = primal(x)
+            return twin.requires_grad_() if is_differentiable(twin) else twin
 
     def _value(self, x: Any) -> Any:
         if not isinstance(x, Tensor):
@@ -244,16 +386,106 @@ class _Recorder(TorchFunctionMode):
         return _Slot(self._add(x) if place is None else place)
 
 
-def _map(x: Any, function: Callable[[Any], Any]) -> Any:
-    """The same structure of tuples, lists and dicts with the function of each leaf."""
-    if isinstance(x, (_Slot, torch.Size)):
-        return function(x)
-    if isinstance(x, (tuple, list)):
-        parts = [_map(part, function) for part in x]
-        return parts if type(x) is list else tuple(parts)
-    if type(x) is dict:
-        return {name: _map(part, function) for name, part in x.items()}
-    return function(x)
+class OuterTensors(TorchDispatchMode):
+    """Collects tensors that ask for gradients and come from outside, by identity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, weakref.ref[Tensor]] = {}
+        self.outer: dict[int, Tensor] = {}
+        self.off = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        before, self.off = self.off, True
+        try:
+            yield
+        finally:
+            self.off = before
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if self.off:
+            return func(*args, **(kwargs or {}))
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and x.requires_grad and not self._is_made(x):
+                self.outer[id(x)] = x
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor):
+                self.made[id(x)] = weakref.ref(x)
+        return out
+
+    def _is_made(self, x: Tensor) -> bool:
+        made = self.made.get(id(x))
+        return made is not None and made() is x
+
+
+@contextmanager
+def stop_gradient_at(tensors: list[Tensor], root: Tensor) -> Iterator[None]:
+    """Within the block a gradient of `root` that reaches one of the tensors goes no further.
+
+    So derivatives with respect to them are partial, though one may depend on another. Backward
+    passes of other threads through the same tensors are left alone.
+    """
+    nodes = [x.grad_fn for x in tensors if x.grad_fn is not None]
+    passes: list[int] = []
+    handles = []
+    if nodes and root.grad_fn is not None:
+        handles = [root.grad_fn.register_prehook(lambda grads: passes.append(graph_pass()))]
+
+    def stop(grads: tuple[Tensor | None, ...]) -> tuple[None, ...] | None:
+        return (None,) * len(grads) if graph_pass() in passes else None
+
+    handles += [node.register_prehook(stop) for node in nodes if node is not root.grad_fn]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def autocast_state(z: Tensor) -> AutocastState:
+    """That of the device of z."""
+    kind = z.device.type
+    return AutocastState(kind, torch.get_autocast_dtype(kind) if _is_lowered(kind) else None)
+
+
+def _is_lowered(kind: str) -> bool:
+    return torch.is_autocast_enabled(kind)
+
+
+@contextmanager
+def _autocast(state: AutocastState) -> Iterator[None]:
+    """That state, for the operations of the block."""
+    kind, dtype = state
+    if dtype == (torch.get_autocast_dtype(kind) if _is_lowered(kind) else None):
+        yield
+    else:
+        # Without a cache: what it would keep are casts of weights that may change.
+        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False):
+            yield
+
+
+def _is_transformed(x: Tensor) -> bool:
+    """Whether x belongs to a transform of torch.func or carries a tangent."""
+    if is_functorch_wrapped_tensor(x):
+        return True
+    return inside_forward_mode() and forward_ad.unpack_dual(x).tangent is not None
+
+
+def is_differentiable(x: Tensor) -> bool:
+    """Whether the numbers of x have derivatives."""
+    return x.is_floating_point() or x.is_complex()
+
+
+def _has_slots(result: Any) -> bool:
+    if isinstance(result, dict):
+        return any(map(_has_slots, result.values()))
+    if isinstance(result, (tuple, list)):
+        return any(map(_has_slots, result))
+    return isinstance(result, _Slot)
 
 
 def _bind(result: Any, out: Any, found: dict[int, Tensor]) -> None:
@@ -268,22 +500,23 @@ def _bind(result: Any, out: Any, found: dict[int, Tensor]) -> None:
             _bind(slot, out[name], found)
 
 
-def _other_leaves(fz: Tensor, known: list[Tensor]) -> list[Tensor]:
-    """Leaves that the graph of fz leads to, beside the known ones."""
+def other_leaves(fz: Tensor, known: list[Tensor]) -> list[Tensor]:
+    """Leaves that the graph of fz leads to other than through the known tensors."""
     own = {id(x) for x in known}
-    found = {id(leaf): leaf for leaf in _leaves(fz) if id(leaf) not in own}
+    edges = {torch.autograd.graph.get_gradient_edge(x)[:2] for x in known if x.grad_fn is not None}
+    found = {id(leaf): leaf for leaf in _leaves(fz, edges) if id(leaf) not in own}
     return list(found.values())
 
 
-def _leaves(x: Tensor) -> Iterator[Tensor]:
-    """The leaves that the graph of x leads to."""
-    visited, waiting = set(), [x.grad_fn]
+def _leaves(x: Tensor, edges: Container[Any] = ()) -> Iterator[Tensor]:
+    """The leaves that the graph of x leads to, other than through these edges."""
+    visited, waiting = set(), [(x.grad_fn, x.output_nr)]
     while waiting:
-        node = waiting.pop()
-        if node is None or node in visited:
+        node, number = waiting.pop()
+        if node is None or (node, number) in visited or (node, number) in edges:
             continue
-        visited.add(node)
+        visited.add((node, number))
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             yield leaf
-        waiting.extend(next_node for next_node, _ in node.next_functions)
+        waiting.extend(node.next_functions)

@@ -135,3 +135,20 @@ def test_a_start_made_in_inference_mode_can_be_trained_from(backward, shape):
     a = torch.tensor(0.5, requires_grad=True)
     FixedPoint(Anderson(), backward)(lambda z: a * z + 1, z0).z.sum().backward()
     assert a.grad > 0
+
+
+def test_a_map_that_returns_another_kind_of_tree():
+    z0 = torch.zeros(2, 1)
+    with pytest.raises(ValueError, match=r"given, a tensor; it returned \(tensor, tensor"):
+        solve(lambda z: (z, z), z0)
+    with pytest.raises(ValueError, match=r"given, \{'a': tensor\}; it returned a tensor"):
+        solve(lambda z: z["a"], {"a": z0})
+
+
+def test_a_solution_has_memory_of_its_own():
+    y = torch.ones(2, 1)
+    solutions = [solve(lambda z: y, torch.zeros(2, 1)).z, solve(lambda z: y, y, "picard").z]
+    solutions.append(FixedPoint()(lambda z: y, y).z)
+    for z in solutions:
+        z += 1
+    assert y.tolist() == [[1.0], [1.0]]

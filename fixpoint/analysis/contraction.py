@@ -130,8 +130,13 @@ def feasible_eta(phi: MatrixMap, z: Tensor) -> FeasibleEta:
     F, good = _residual_jacobian(phi, z)
     S = -(F + F.mT)
     spectrum = torch.linalg.eigvalsh(S)
-    # 1 where S > 0, -1 where S < 0, 0 where it is indefinite.
-    sign = (spectrum[:, 0] > 0).to(S.dtype) - (spectrum[:, -1] < 0).to(S.dtype)
+    # An eigenvalue within the rounding of J and of S counts as 0, as where F is singular.
+    eps = max(torch.finfo(z.dtype).eps, torch.finfo(S.dtype).eps)
+    size = 2 + spectrum.abs().amax(1)
+    rounding = 4 * z.shape[1] ** 0.5 * eps * size
+    # 1 where S > 0, -1 where S < 0, 0 where it is not definite.
+    sign = (spectrum[:, 0] > rounding).to(S.dtype)
+    sign = sign - (spectrum[:, -1] < -rounding).to(S.dtype)
     feasible = (sign != 0) & good
     sign = torch.where(feasible, sign, 0.0)
     definite = sign[:, None, None] * S

@@ -15,60 +15,98 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from fixpoint._torch import batched, inside_transform, unbatched
-from fixpoint.captured import stop_gradient_at
-from fixpoint.derivatives import Derivatives, Linearization, MatrixMap
-from fixpoint.solution import Result, Solution
+from fixpoint.backward._linear import (
+    LinearDerivatives,
+    Operator,
+    Scaled,
+    Transposed,
+    couples_rows,
+    row_scale,
+    solve_as_one,
+)
+from fixpoint.derivatives import Linearization
+from fixpoint.failure import FailedRows, some_failed
+from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Solver
+from fixpoint.tracing import PureMap, is_differentiable, stop_gradient_at
 
-PureMap = Callable[..., Tensor]
-"""f(z, *captured), (B, D) like z."""
+Preconditioner = Callable[[Tensor, Tensor], Tensor]
+NONE: tuple[Preconditioner | None, Preconditioner | None] = (None, None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdjointSolve:
+    """How the linear problems of the derivatives are solved.
+
+    solver: of x = A x + b.
+    finish: takes each `Solution` and says whether a sample failed.
+    failed: what samples contribute whose linear solve fails.
+    preconditioners: (z*, v) -> an estimate of (I - A)^-1 v, for A = J and for A = J^T.
+    start: x to start from as a function of b, for A = J^T.
+    """
+
+    solver: Solver
+    finish: Callable[[Solution], bool]
+    failed: FailedRows = "zero"
+    preconditioners: tuple[Preconditioner | None, Preconditioner | None] = NONE
+    start: Callable[[Tensor], Tensor] | None = None
+
+    def solver_at(self, z: Tensor | None, *, transposed: bool) -> Solver:
+        """The solver with its preconditioner at z, which an adjoint iterate would not tell it."""
+        if getattr(self.solver, "preconditioner", None) is None and self.preconditioners == NONE:
+            return self.solver
+        given = self.preconditioners[transposed]
+        if z is None or given is None:
+            return self.solver.with_options(preconditioner=None)
+        return self.solver.with_options(preconditioner=lambda _, v: given(z, v))
 
 
 @dataclasses.dataclass(kw_only=True)
 class Problem:
     """z = f(z, *captured), and how to solve and to differentiate it.
 
-    function: f; rows of z are independent.
+    function: f.
     solver: of this problem, at time t.
-    adjoint: the solver of the linear problems of its derivatives; `finish` takes each
-        `Solution`.
-    leaves: how many of the captured tensors, the last ones, f reaches by itself, and not as
+    adjoint: how the linear problems of its derivatives are solved.
+    opaque: how many of the captured tensors, the last ones, f reaches by itself, and not as
         arguments.
-    solution: the first solution, where it is known.
+    solution: the solution, where it is known.
     graph: f evaluated there, and the leaves that stand for the captured tensors.
-    start: a start for the adjoint as a function of its right side.
     note: takes each `Solution` of this problem.
     """
 
     function: PureMap
     solver: Solver
-    adjoint: Solver
-    finish: Callable[[Solution], None]
+    adjoint: AdjointSolve
     t: int | None = None
-    leaves: int = 0
+    opaque: int = 0
     solution: Solution | None = None
     graph: tuple[Linearization, list[Tensor]] | None = None
-    start: Callable[[Tensor], Tensor] | None = None
     note: Callable[[Solution], None] | None = None
+
+    @property
+    def operator(self) -> Operator | None:
+        """d f / d z at the solution, where it is known."""
+        return None if self.graph is None else self.graph[0]
 
     def solve(self, z0: Tensor, captured: Sequence[Tensor]) -> Solution:
         """The solution for these tensors, started at z0."""
-        solution, self.solution = self.solution, None
+        solution = self.solution
         if solution is None:
-            phi, derivatives = self.bind(captured)
-            solution = self.solver.run(phi, z0, self.t, derivatives=derivatives)
+            solution = self.solver.run(lambda z: self.function(z, *captured), z0, self.t)
         if self.note is not None:
             self.note(solution)
         return solution
 
-    def bind(self, captured: Sequence[Tensor]) -> tuple[MatrixMap, Derivatives | None]:
-        """f as a map of z, and what has better derivatives than autograd."""
-        return lambda z: self.function(z, *captured), None
-
     def of_instances(self, size: int, in_dims: Sequence[int | None]) -> Problem:
         """The problem of `size` of its instances at once, as so many more rows."""
-        function = _of_instances(self.function, size, in_dims)
-        return dataclasses.replace(self, function=function, graph=None, start=None)
+        return dataclasses.replace(
+            self,
+            function=_of_instances(self.function, size, in_dims),
+            adjoint=_of_any_rows(self.adjoint),
+            solution=None,
+            graph=None,
+        )
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -76,29 +114,71 @@ class LinearProblem(Problem):
     """x = A x + b with A = J^T, or J itself: f(x, b, z, *captured), J that of `of`(z, *captured).
 
     The derivative of the solution of `of`: in reverse mode with J^T, in forward mode with J.
+
+    known: A, where it is known.
+    reverse: whether A is J^T of the map that was solved first, of whose derivatives this is one.
+    order: of this derivative; 0 where rows are those of several instances.
     """
 
     of: PureMap
     transposed: bool
+    known: Operator | None = None
+    reverse: bool
+    order: int
+    some_failed: bool = True  # until it is known
 
-    def bind(self, captured: Sequence[Tensor]) -> tuple[MatrixMap, Derivatives | None]:
-        if inside_transform():
-            return Problem.bind(self, captured)
+    @property
+    def operator(self) -> Operator | None:
+        return self.known
+
+    def solve(self, z0: Tensor, captured: Sequence[Tensor]) -> Solution:
         b, z, *others = captured
+        if inside_transform():
+            return Problem.solve(self, z0, captured)
+        with torch.no_grad():
+            operator = self.known or self._linearized(z, others)
+            scale = row_scale(b)
+            scaled, unit = Scaled(operator, scale), b.detach() / scale
+
+            def affine(x: Tensor) -> Tensor:
+                return scaled.jvp(x) + unit
+
+            # Each derivative adds its b and its z in front of those of the one before.
+            at = captured[2 * self.order - 1].detach() if self.order else None
+            derivatives = LinearDerivatives(affine, scaled, at=at, transposed=self.reverse)
+            start = self.adjoint.start if self.reverse else None
+            solver = self.adjoint.solver_at(at, transposed=self.reverse)
+            solution = solver.run(
+                affine, unit if start is None else start(unit), self.t, derivatives=derivatives
+            )
+            if some_failed(solution.result) and couples_rows(scaled, unit):
+                solution = solve_as_one(solver, scaled, unit, solution)
+            solution = dataclasses.replace(solution, z=solution.z * scale)
+        self.some_failed = self.adjoint.finish(solution)
+        return solution
+
+    def _linearized(self, z: Tensor, captured: list[Tensor]) -> Operator:
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            fz = self.of(z, *(x.detach() for x in others))
-        return bind_linear(Linearization(fz, z), b.detach(), transposed=self.transposed)
+            fz = self.of(z, *(x.detach() for x in captured))
+        linearization = Linearization(fz, z)
+        return Transposed(linearization) if self.transposed else linearization
 
     def of_instances(self, size: int, in_dims: Sequence[int | None]) -> Problem:
         # b and z have rows as x has; they come with all instances as rows.
-        return linear_problem(
-            self, _of_instances(self.of, size, in_dims[2:]), transposed=self.transposed
-        )
+        of = _of_instances(self.of, size, in_dims[2:])
+        problem = dataclasses.replace(self, adjoint=_of_any_rows(self.adjoint), known=None)
+        linear = linear_problem(problem, of, transposed=self.transposed)
+        return dataclasses.replace(linear, reverse=self.reverse, order=0)
+
+
+def _of_any_rows(adjoint: AdjointSolve) -> AdjointSolve:
+    """Without what depends on the samples that were solved."""
+    return dataclasses.replace(adjoint, preconditioners=NONE, start=None)
 
 
 def linear_problem(problem: Problem, of: PureMap, *, transposed: bool) -> LinearProblem:
-    """That of a derivative of a problem whose map is `of`."""
+    """The linear problem of a derivative of a problem whose map is `of`."""
 
     def function(x: Tensor, b: Tensor, z: Tensor, *captured: Tensor) -> Tensor:
         def at(z: Tensor) -> Tensor:
@@ -110,45 +190,21 @@ def linear_problem(problem: Problem, of: PureMap, *, transposed: bool) -> Linear
             product = push(at, [z], [x])
         return b if product is None else product + b
 
+    known = problem.operator
+    if transposed and known is not None:
+        known = Transposed(known)
     return LinearProblem(
         function=function,
         of=of,
         transposed=transposed,
-        solver=problem.adjoint,
+        known=known,
+        solver=problem.adjoint.solver,
         adjoint=problem.adjoint,
-        finish=problem.finish,
-        note=problem.finish,
-        leaves=problem.leaves,
+        t=problem.t,
+        opaque=problem.opaque,
+        reverse=transposed != (isinstance(problem, LinearProblem) and problem.reverse),
+        order=problem.order + 1 if isinstance(problem, LinearProblem) else 1,
     )
-
-
-def bind_linear(
-    linearization: Linearization, b: Tensor, *, transposed: bool
-) -> tuple[MatrixMap, Derivatives]:
-    """x -> A x + b with A = J^T, or J, and its derivatives."""
-    product = linearization.vjp if transposed else linearization.jvp
-
-    def affine(x: Tensor) -> Tensor:
-        return product(x) + b
-
-    return affine, _LinearDerivatives(affine, linearization, transposed=transposed)
-
-
-class _LinearDerivatives(Derivatives):
-    """The Jacobian of x -> A x + b is A, whatever x is."""
-
-    def __init__(self, phi: MatrixMap, linearization: Linearization, *, transposed: bool) -> None:
-        super().__init__(phi)
-        self.linearization, self.transposed = linearization, transposed
-
-    def jacobian(self, z: Tensor) -> Tensor:
-        self.products += z.shape[1]
-        J = self.linearization.jacobian()
-        return J.mT if self.transposed else J
-
-    def jvp(self, z: Tensor, v: Tensor) -> Tensor:
-        self.products += 1
-        return self.linearization.vjp(v) if self.transposed else self.linearization.jvp(v)
 
 
 def implicit_function(problem: Problem, z0: Tensor, *captured: Tensor) -> tuple[Tensor, ...]:
@@ -190,10 +246,7 @@ class _ImplicitFunction(torch.autograd.Function):
         if instances is not None:
             found = _gradients_of_instances(problem, z, lost, captured, instances)
             return None, None, *(None if x is None else batched(x) for x in found)
-        g = torch.where(lost, 0.0, g)
-        if problem.graph is None or torch.is_grad_enabled() or inside_transform():
-            return None, None, *_gradients(problem, z, captured, g)
-        return None, None, *_gradients_by_graph(problem, *problem.graph, g)
+        return None, None, *_gradients(problem, z, captured, torch.where(lost, 0.0, g))
 
     @staticmethod
     def jvp(ctx: Any, _: None, z0: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -243,19 +296,14 @@ def _of_instances(function: PureMap, size: int, in_dims: Sequence[int | None]) -
     return of_instances
 
 
-def _scaled(g: Tensor) -> tuple[Tensor, Tensor]:
-    """g with max |g| = 1 in each row, and what to multiply it with.
-
-    So neither tiny nor huge right sides leave the range of the dtype.
-    """
-    size = g.detach().abs().amax(1, keepdim=True) if g.shape[1] else g.detach()
-    size = torch.where(size > 0, size, 1.0)
-    return g / size, size
-
-
 def _solve_linear(linear: LinearProblem, z: Tensor, captured: list[Tensor], b: Tensor) -> Tensor:
-    unit, size = _scaled(b)
-    return implicit_function(linear, unit, unit, z, *captured)[0] * size
+    """x of each sample, (B, D), or what one contributes whose solve fails."""
+    x, _, result, *_ = implicit_function(linear, b, b, z, *captured)
+    if linear.adjoint.failed == "keep" or not linear.some_failed:
+        return x
+    # A right side that is not finite shows in the gradient.
+    failed = has_failed(result)[:, None] & b.isfinite().all(1, keepdim=True)
+    return torch.where(failed, b if linear.adjoint.failed == "phantom" else 0.0, x)
 
 
 def _of_some(function: PureMap, z: Tensor, captured: list[Tensor], places: list[int]) -> PureMap:
@@ -272,24 +320,42 @@ def _of_some(function: PureMap, z: Tensor, captured: list[Tensor], places: list[
 
 def _gradients(
     problem: Problem, z: Tensor, captured: list[Tensor], g: Tensor
-) -> list[Tensor | None]:
+) -> Sequence[Tensor | None]:
     """Gradients of the captured tensors, differentiable in any way."""
     linear = linear_problem(problem, problem.function, transposed=True)
     u = _solve_linear(linear, z, captured, g)
-    places = [i for i, x in enumerate(captured) if _is_differentiable(x)]
-    if problem.leaves:
-        z = _view(z)  # at which the gradient of the leaves can stop
+    if problem.graph is not None and not (torch.is_grad_enabled() or inside_transform()):
+        return _gradients_by_graph(*problem.graph, u, problem.opaque)
+    places = [i for i, x in enumerate(captured) if is_differentiable(x)]
+    if problem.opaque:
+        z = _view(z)  # at which the gradient of opaque tensors can stop
     function = _of_some(problem.function, z, captured, places)
-    found = pullback(function, [captured[i] for i in places], u, leaves=problem.leaves, constant=z)
+    found = pullback(function, [captured[i] for i in places], u, opaque=problem.opaque, constant=z)
     by_place = dict(zip(places, found, strict=True))
     return [by_place.get(i) for i in range(len(captured))]
+
+
+def _gradients_by_graph(
+    linearization: Linearization, leaves: list[Tensor], u: Tensor, opaque: int
+) -> Sequence[Tensor | None]:
+    """J^T u for the tensors that the leaves stand for, from the graph of the solution."""
+    places = [i for i, x in enumerate(leaves) if x.requires_grad]
+    fz = linearization.fz
+    if not (fz.requires_grad and places):
+        return [None] * len(leaves)
+    with stop_gradient_at(leaves[len(leaves) - opaque :], fz):
+        found = torch.autograd.grad(
+            fz, [leaves[i] for i in places], u, retain_graph=True, allow_unused=True
+        )
+    by_place = dict(zip(places, found, strict=True))
+    return [by_place.get(i) for i in range(len(leaves))]
 
 
 def _gradients_of_instances(
     problem: Problem, z: Tensor, lost: Tensor, captured: list[Tensor], g: Tensor
 ) -> list[Tensor | None]:
     """The gradients for each of several g, (N, B, D)."""
-    places = [i for i, x in enumerate(captured) if _is_differentiable(x)]
+    places = [i for i, x in enumerate(captured) if is_differentiable(x)]
 
     def gradients(g: Tensor) -> list[Tensor]:
         found = _gradients(problem, z, captured, torch.where(lost, 0.0, g))
@@ -300,33 +366,18 @@ def _gradients_of_instances(
     return [by_place.get(i) for i in range(len(captured))]
 
 
-def _gradients_by_graph(
-    problem: Problem, linearization: Linearization, leaves: list[Tensor], g: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Gradients of the captured tensors, not to be differentiated again."""
-    unit, size = _scaled(g)
-    affine, derivatives = bind_linear(linearization, unit, transposed=True)
-    u0 = unit if problem.start is None else problem.start(unit)
-    adjoint = problem.adjoint.run(affine, u0, derivatives=derivatives)
-    problem.finish(adjoint)
-    u = adjoint.z * size
-    if not linearization.fz.requires_grad:
-        return (None,) * len(leaves)
-    return torch.autograd.grad(linearization.fz, leaves, u, retain_graph=True, allow_unused=True)
-
-
 def pullback(
     function: PureMap,
     primals: list[Tensor],
     u: Tensor,
     *,
-    leaves: int = 0,
+    opaque: int = 0,
     constant: Tensor | None = None,
 ) -> Sequence[Tensor | None]:
     """The vector-Jacobian products J^T u of function(*primals), differentiable in any way.
 
-    The last `leaves` of the primals are leaves that the function reaches by itself; they are not
-    followed through the other primals, nor through what else it holds constant.
+    The last `opaque` of the primals are tensors that the function reaches by itself; they are not
+    followed through the other primals, nor through the constant, and not through each other.
     """
     if inside_transform():
         # Not torch.func.vjp, whose product is computed outside of its level: there an
@@ -335,7 +386,7 @@ def pullback(
             lambda *values: (function(*values) * u).sum(), tuple(range(len(primals)))
         )(*primals)
     tracking = torch.is_grad_enabled()
-    own = primals[: len(primals) - leaves]
+    own = primals[: len(primals) - opaque]
     with torch.enable_grad():
         # Views, so that the derivative is partial where one primal depends on another.
         views = [_view(x) if x.requires_grad else x.detach().requires_grad_() for x in own]
@@ -343,12 +394,11 @@ def pullback(
         out = function(*inputs)
     if not out.requires_grad:
         return [None] * len(inputs)
-    stops = views if constant is None else [*views, constant]
-    # With other leaves the pass enters the graph of this node itself, which must outlive it.
-    retain = tracking or leaves > 0
-    with stop_gradient_at(stops if leaves else []):
+    stops = [*inputs, *([] if constant is None else [constant])]
+    keep = tracking or opaque > 0  # the graph of the opaque tensors is not this one's to free
+    with stop_gradient_at(stops if opaque else [], out):
         return torch.autograd.grad(
-            out, inputs, u, retain_graph=retain, create_graph=tracking, allow_unused=True
+            out, inputs, u, retain_graph=keep, create_graph=tracking, allow_unused=True
         )
 
 
@@ -367,10 +417,6 @@ def push(function: PureMap, primals: list[Tensor], tangents: list[Tensor]) -> Te
 
 def _view(x: Tensor) -> Tensor:
     return x.view_as(x) if x.layout == torch.strided else x.clone()
-
-
-def _is_differentiable(x: Tensor) -> bool:
-    return x.is_floating_point() or x.is_complex()
 
 
 def _inner_product(x: Tensor, v: Tensor) -> Tensor:

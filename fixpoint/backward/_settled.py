@@ -13,7 +13,7 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Anderson, Broyden, Newton, Picard, Solver
 from fixpoint.solvers.base import IterativeSolver
-from fixpoint.solvers.finished import stop_finished
+from fixpoint.solvers.loop.finished import stop_finished
 
 
 def run_until_settled(solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:

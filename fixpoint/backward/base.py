@@ -12,14 +12,23 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from fixpoint._torch import inside_forward_mode, no_gradients
 from fixpoint._validation import names_options
+from fixpoint.backward._evaluation import solve_without_gradient
 from fixpoint.derivatives import Derivatives, MatrixMap
-from fixpoint.solution import Result, Solution
-from fixpoint.solvers import Solver
+from fixpoint.failure import FailedRows, some_failed
+from fixpoint.row_guard import guard_rows
+from fixpoint.solution import Result, Solution, has_failed
+from fixpoint.solvers import InexactNewton, Solver
 from fixpoint.solvers.base import IterativeSolver
 
 
 class Backward(nn.Module):
-    """A way to differentiate a solve; works on (B, D) matrices."""
+    """A way to differentiate a solve; works on (B, D) matrices.
+
+    Attributes:
+        failed: the gradient of samples whose solve does not converge; see `Implicit`.
+    """
+
+    failed: FailedRows = "zero"
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Answer an unknown option of a constructor by the known ones."""
@@ -60,18 +69,23 @@ def solve_then_track(
     Each is the first update of a solve: past convergence the differences of iterates, from which
     later updates are made, are rounding noise, and a line search refuses steps at random.
     """
-    with no_gradients():
-        solution = solver.run(phi, z0, t)
-        # A lost sample has no gradient; phi may not be differentiable where it was lost.
-        lost = (solution.result == Result.NONFINITE.value)[:, None]
-        start = torch.where(lost, z0, solution.z)
-    if not (torch.is_grad_enabled() or inside_forward_mode()):
+    solution = solve_without_gradient(lambda phi: solver.run(phi, z0, t), phi)
+    if not tracks():
         return solution
+    # A lost sample has no gradient; phi may not be differentiable where it was lost.
+    lost = (solution.result == Result.NONFINITE.value)[:, None]
+    with no_gradients():
+        start = torch.where(lost, z0, solution.z).clone()
+    guarded = phi
+    if not torch.compiler.is_compiling() and some_failed(solution.result):
+        guarded = guarded_map(phi, has_failed(solution.result))
     solver = cast(IterativeSolver, updates)
-    derivatives, z = Derivatives(phi), start
+    derivatives, z = Derivatives(guarded), start
     given: dict[str, Any] = {"derivatives": derivatives} if solver.needs_derivatives else {}
     for k in range(count):
-        moved, _ = solver.update(k, z, phi(z), solver.init(z, t), **given)
+        # With a fresh state each is the first update, but for a solver without one.
+        number = k if isinstance(solver, InexactNewton) else 0
+        moved, _ = solver.update(number, z, guarded(z), solver.init(z, t), **given)
         z = torch.where(lost, start, moved)
     return replace(
         solution,
@@ -79,6 +93,21 @@ def solve_then_track(
         evaluations=solution.evaluations + count + derivatives.evaluations,
         products=solution.products + derivatives.products,
     )
+
+
+def tracks() -> bool:
+    """Whether derivatives are computed, in reverse or forward mode."""
+    return torch.is_grad_enabled() or inside_forward_mode()
+
+
+def guarded_map(phi: MatrixMap, lost: Tensor) -> MatrixMap:
+    """phi, in which what is not finite in the lost samples, (B,), touches no other one."""
+
+    def guarded(z: Tensor) -> Tensor:
+        with guard_rows(lost):
+            return phi(z)
+
+    return guarded
 
 
 def with_gradient_of(value: Tensor, other: Tensor) -> Tensor:

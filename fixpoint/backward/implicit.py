@@ -9,15 +9,31 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fixpoint._torch import inside_forward_mode
-from fixpoint.backward._adjoint import Problem, implicit_function
+from fixpoint._modes import unrecorded
+from fixpoint._torch import (
+    inside_forward_mode,
+    inside_vmap,
+    level_zero,
+    primal,
+    transform_level,
+)
+from fixpoint.backward._adjoint import AdjointSolve, Preconditioner, Problem, implicit_function
+from fixpoint.backward._evaluation import solve_without_gradient
+from fixpoint.backward._repetition import check_repetition
 from fixpoint.backward.base import Backward, refuse_learned_eta
 from fixpoint.derivatives import Linearization, MatrixMap
-from fixpoint.failure import NonConvergenceHandler, OnFailure
-from fixpoint.solution import Result, Solution
+from fixpoint.failure import (
+    FailedRows,
+    NonConvergenceHandler,
+    OnFailure,
+    checked_failed,
+    some_failed,
+)
+from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Anderson, Broyden, Solver, make_solver
-from fixpoint.tracing import closure_convert, closure_convert_in_transform, substitute, unrecorded
+from fixpoint.tracing import Closure, at_level_zero, closure_convert, closure_convert_in_vmap
 
+Start = Callable[[Tensor], Tensor]
 ADJOINTS = 2**16
 """Most results of adjoint solves that a layer keeps."""
 
@@ -30,24 +46,33 @@ class Implicit(Backward):
     each sample to a tolerance relative to its u. The adjoint is differentiated by the same rule,
     so derivatives of any order are exact, in reverse and forward mode, under torch.func and in
     batched backward passes. Memory does not grow with the number of updates, and the time of an
-    adjoint does not depend on what the captured tensors were computed from.
+    adjoint does not depend on what the captured tensors were computed from. Where samples depend
+    on each other, as by batch normalization, the gradient is that of the batch as a whole.
 
-    Exact only at an equilibrium: samples that are NONFINITE get no gradient, for others that
-    failed it is as good as their z. z0 gets none, since z* does not depend on it. Second
+    Exact only at an equilibrium, so samples that failed, in the solve or in the adjoint solve,
+    contribute what `failed` says. z0 gets no gradient, since z* does not depend on it. Second
     derivatives repeat the recorded operations, so a random phi must repeat itself; see
-    `fixpoint.models.frozen`. Under torch.func and in forward mode the branches that phi takes
-    are those taken at z0.
+    `fixpoint.models.frozen`. The first derivative is that of the recorded evaluation, and it is
+    reported where this has another residual than the solve. Where torch.func.vmap hides an axis
+    of phi the branches that phi takes are those taken at z0.
 
     Args:
         solver: solves the adjoint. None takes the forward solver with atol = 0, or Anderson at
             a tolerance tied to the dtype where the forward solver has no tolerance.
         reuse_factors: start the adjoint from the factors of a `Broyden` forward solve, which are
             then kept until the backward pass: 2 * memory states.
-        on_failure: "warn" (once), "raise" or "ignore" where an adjoint does not converge.
+        failed: the gradient of samples whose solve or adjoint solve does not converge: "zero",
+            "keep" as if they had, "phantom" that of one plain update, or "raise". Samples that
+            are NONFINITE have none.
+        adjoint_preconditioner: of an adjoint solved by `Newton(linear="gmres")`: (z*, v) -> an
+            estimate of (I - J^T)^-1 v, (B, D) each. That of the forward solver, which estimates
+            (I - J)^-1 v, serves forward mode alone.
+        on_failure: "warn" (once), "raise" or "ignore" where an adjoint does not converge, and
+            where phi does not repeat itself.
 
     Attributes:
-        adjoint: `Solution` of the last adjoint solve, its z the u of each sample, (B, D),
-            divided by max |g|; None before the first backward pass.
+        adjoint: `Solution` of the last adjoint solve, its z the u of each sample, (B, D); None
+            before the first backward pass.
         adjoints: the `Solution` of each adjoint solve since the last forward solve, without z;
             the backward pass through T time steps leaves T of them, the last time step first.
 
@@ -71,12 +96,17 @@ class Implicit(Backward):
         solver: Solver | str | None = None,
         *,
         reuse_factors: bool = False,
+        failed: FailedRows = "zero",
+        adjoint_preconditioner: Preconditioner | None = None,
         on_failure: OnFailure = "warn",
     ) -> None:
         super().__init__()
         self.solver = None if solver is None else make_solver(solver)
         self.reuse_factors = reuse_factors
-        self.alarm = NonConvergenceHandler("the adjoint solve", on_failure)
+        self.failed = checked_failed(failed)
+        self.adjoint_preconditioner = adjoint_preconditioner
+        self.non_convergence = NonConvergenceHandler("the adjoint solve", on_failure)
+        self.repetition = NonConvergenceHandler("the evaluation at the solution", on_failure)
         self.adjoint: Solution | None = None
         self.adjoints: deque[Solution] = deque(maxlen=ADJOINTS)
         if self.solver is not None and not self.solver.has_tolerance:
@@ -100,54 +130,71 @@ class Implicit(Backward):
         self.adjoints.clear()
         if inside_forward_mode():
             return self._solve_in_transform(solver, phi, z0, t)
+        solution, start = self._run(solver, phi, z0, t)
+        if not torch.is_grad_enabled():
+            return solution
         with unrecorded():
-            start = None
-            with torch.no_grad():
-                if self.reuse_factors and isinstance(solver, Broyden):
-                    solution, state = solver.run_with_state(phi, z0, t)
-                    start = None if state is None else state.transpose_solve
-                else:
-                    solution = solver.run(phi, z0, t)
-            if not torch.is_grad_enabled():
-                return solution
-            lost = (solution.result == Result.NONFINITE.value)[:, None]
-            # A lost sample has no gradient; phi may not be differentiable where it was lost.
-            z = torch.where(lost, z0.detach(), solution.z.detach()).requires_grad_()
-            closure = closure_convert(phi, z)
-        captured = [*closure.captured, *closure.leaves]
+            closure, z = _closure_at(solution, solver, phi, z0)
+        captured = [*closure.captured, *closure.opaque]
         if not captured:
             return solution
+        check_repetition(self.repetition, solver, solution, z, closure.fz)
         problem = Problem(
-            function=closure.replay or _substituted(phi, closure.captured),
+            function=closure.function,
             solver=solver,
-            adjoint=self.solver or _default_adjoint(solver, z.dtype),
-            finish=self._finish,
+            adjoint=self._adjoint_solve(solver, z.dtype, start),
             t=t,
-            leaves=len(closure.leaves),
+            opaque=len(closure.opaque),
             solution=solution,
-            graph=(Linearization(closure.fz, z), [*closure.twins, *closure.leaves]),
-            start=start,
+            graph=(Linearization(closure.fz, z), [*closure.twins, *closure.opaque]),
         )
         return replace(solution, z=implicit_function(problem, solution.z.detach(), *captured)[0])
+
+    def _run(
+        self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None
+    ) -> tuple[Solution, Start | None]:
+        """The solution, and what its factors give the adjoint to start from."""
+        starts: list[Start] = []
+
+        def run(phi: MatrixMap) -> Solution:
+            if not (self.reuse_factors and isinstance(solver, Broyden)):
+                return solver.run(phi, z0, t)
+            solution, state = solver.run_with_state(phi, z0, t)
+            if state is not None:
+                starts.append(state.transpose_solve)
+            return solution
+
+        solution = solve_without_gradient(run, phi)
+        return solution, starts[-1] if starts else None
 
     def _solve_in_transform(
         self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None
     ) -> Solution:
         """The same where torch.func or forward mode differentiates: one operation for them all."""
         with unrecorded():
-            closure = closure_convert_in_transform(phi, z0.detach())
-        if closure.replay is None:
-            raise RuntimeError(
-                "phi holds an operation that torch.func cannot see, such as an autograd.Function "
-                "of its own: differentiate with torch.autograd.grad outside of torch.func and "
-                "forward mode, or use Unrolled() with a fixed number of steps (rtol = atol = 0)"
-            )
+            fz = phi(z0)  # what phi makes once and keeps has its derivatives
+            if transform_level() and (inside_vmap(z0) or inside_vmap(fz)):
+                return self._solve_in_vmap(solver, phi, z0, t)
+            solution = at_level_zero(lambda phi: solver.run(phi, primal(z0), t), phi)
+            closure, z = _closure_at(solution, solver, phi, primal(z0))
+        problem = Problem(
+            function=closure.function,
+            solver=solver,
+            adjoint=self._adjoint_solve(solver, z0.dtype),
+            t=t,
+            solution=solution,
+            graph=(Linearization(closure.fz, z), closure.twins),
+        )
+        return replace(solution, z=implicit_function(problem, solution.z, *closure.captured)[0])
+
+    def _solve_in_vmap(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
+        """All instances that torch.func.vmap hides as rows of one solve."""
+        closure = closure_convert_in_vmap(phi, z0.detach())
         solutions: list[Solution] = []
         problem = Problem(
-            function=closure.replay,
+            function=closure.function,
             solver=solver,
-            adjoint=self.solver or _default_adjoint(solver, z0.dtype),
-            finish=self._finish,
+            adjoint=self._adjoint_solve(solver, z0.dtype),
             t=t,
             note=solutions.append,
         )
@@ -158,26 +205,52 @@ class Implicit(Backward):
         last = solutions[-1]
         return Solution(z, residual, iterations, last.evaluations, result, products=last.products)
 
-    def _finish(self, adjoint: Solution) -> None:
+    def _adjoint_solve(
+        self, solver: Solver, dtype: torch.dtype, start: Start | None = None
+    ) -> AdjointSolve:
+        own = getattr(self.solver, "preconditioner", None)
+        forward = getattr(solver, "preconditioner", None)
+        return AdjointSolve(
+            solver=self.solver or _default_adjoint(solver, dtype),
+            finish=self._finish,
+            failed=self.failed,
+            preconditioners=(forward, self.adjoint_preconditioner or own),
+            start=start,
+        )
+
+    def _finish(self, adjoint: Solution) -> bool:
         self.adjoint = replace(adjoint, z=adjoint.z.detach())
         self.adjoints.append(replace(adjoint, z=None))
-        self.alarm.check(adjoint)
+        failed = some_failed(adjoint.result)
+        if failed and self.failed == "raise":
+            adjoint.check()
+        if failed:
+            self.non_convergence.report(adjoint)
+        return failed
 
     def extra_repr(self) -> str:
         return "reuse_factors=True" if self.reuse_factors else ""
 
 
-def _substituted(phi: MatrixMap, captured: list[Tensor]) -> Callable[..., Tensor]:
-    """phi as a function of z and the captured tensors, evaluated again each time."""
-
-    def function(z: Tensor, *values: Tensor) -> Tensor:
-        return substitute(phi, z, captured, list(values[: len(captured)]))
-
-    return function
+def _closure_at(
+    solution: Solution, solver: Solver, phi: MatrixMap, z0: Tensor
+) -> tuple[Closure, Tensor]:
+    """phi evaluated at the solution, and the leaf that stands for it there."""
+    measured = solver.has_tolerance or solution.trace is not None
+    lost = has_failed(solution.result) if measured and some_failed(solution.result) else None
+    with level_zero():
+        z = solution.z.detach()
+        if lost is not None:
+            # A lost sample has no gradient; phi may not be differentiable where it was lost.
+            nonfinite = (solution.result == Result.NONFINITE.value)[:, None]
+            z = torch.where(nonfinite, z0.detach(), z)
+        z.requires_grad_()
+    return closure_convert(phi, z, lost=lost), z
 
 
 def _default_adjoint(solver: Solver, dtype: torch.dtype) -> Solver:
     if solver.has_tolerance:
         quiet = {"leaf_atol": None} | ({"record": None} if hasattr(solver, "record") else {})
+        solver = solver.as_adjoint()
         return solver.with_options(atol=0.0, rtol=solver.rtol or solver.atol, **quiet)
     return Anderson(max_iter=100, rtol=100 * torch.finfo(dtype).eps, atol=0.0)

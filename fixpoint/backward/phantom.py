@@ -7,6 +7,7 @@ from torch import Tensor
 from fixpoint._validation import at_least
 from fixpoint.backward.base import Backward, refuse_learned_eta, solve_then_track
 from fixpoint.derivatives import MatrixMap
+from fixpoint.failure import FailedRows, checked_failed
 from fixpoint.solution import Solution
 from fixpoint.solvers import Picard, Solver
 
@@ -21,6 +22,8 @@ class Phantom(Backward):
     Args:
         steps: number of updates.
         beta: mixing, 1 = undamped.
+        failed: the gradient of samples whose solve does not converge: "zero", "keep" or "phantom"
+            that of their updates, or "raise". Samples that are NONFINITE have none.
 
     Source: Geng et al. (2021), On training implicit models; Fung et al. (2022), JFB:
         Jacobian-free backpropagation for implicit networks.
@@ -35,8 +38,9 @@ class Phantom(Backward):
         tensor([[3.]])
     """
 
-    def __init__(self, steps: int = 1, *, beta: float = 1.0) -> None:
+    def __init__(self, steps: int = 1, *, beta: float = 1.0, failed: FailedRows = "zero") -> None:
         super().__init__()
+        self.failed = checked_failed(failed)
         self.updates = Picard(max_iter=at_least(1, steps=steps), beta=beta, rtol=0.0, atol=0.0)
 
     def check(self, solver: Solver) -> None:

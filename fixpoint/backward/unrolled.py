@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from fixpoint._validation import at_least
 from fixpoint.backward._settled import run_until_settled, with_gradient_of_warm_starts
-from fixpoint.backward.base import Backward, solve_then_track
+from fixpoint.backward.base import Backward, guarded_map, solve_then_track, tracks
 from fixpoint.derivatives import MatrixMap
-from fixpoint.solution import Solution
+from fixpoint.failure import FailedRows, checked_failed, some_lost
+from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Anderson, BarzilaiBorwein, Broyden, Solver
 
 
@@ -23,6 +27,8 @@ class Unrolled(Backward):
     `Anderson`, `Broyden` or `BarzilaiBorwein`, those with |phi(z) - z| <= sqrt(eps) |phi(z)|, where
     updates are made of rounding noise; these keep the best of their states. A loose tolerance
     (1e-3) gives the gradient of what was computed, which may be far from that of the equilibrium.
+    So has a sample that does not converge, unless `failed` says otherwise; one that is NONFINITE
+    has none, and does not touch those of the others.
 
     Args:
         last: only through the last so many updates; the state before them is detached. A solve
@@ -31,6 +37,8 @@ class Unrolled(Backward):
             those that the solver makes without a history: damped plain updates, whose gradient is
             the Neumann series as in `Phantom` and improves with `last` where these contract; or
             Newton steps; one step is exact.
+        failed: the gradient of samples that do not converge: "keep" that of their updates, "zero",
+            "phantom" or "raise"; see `Implicit`.
 
     Example:
         >>> import torch
@@ -41,11 +49,25 @@ class Unrolled(Backward):
         torch.Size([2])
     """
 
-    def __init__(self, last: int | None = None) -> None:
+    def __init__(self, last: int | None = None, *, failed: FailedRows = "keep") -> None:
         super().__init__()
+        self.failed = checked_failed(failed)
         self.last = last if last is None else at_least(1, last=last)
 
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
+        if self.last is not None and solver.has_tolerance:
+            return solve_then_track(solver, solver, self.last, phi, z0, t)
+        solution = self._run(solver, phi, z0, t)
+        if torch.compiler.is_compiling() or not tracks() or not some_lost(solution):
+            return solution
+        # Once more, with 0 in place of what is not finite in the rows of the lost samples.
+        lost = solution.result == Result.NONFINITE.value
+        guarded = guarded_map(phi, lost)
+        again = self._run(solver, guarded, torch.where(lost[:, None], 0.0, z0), t)
+        z = torch.where(lost[:, None], solution.z.detach(), again.z)
+        return replace(solution, z=z)
+
+    def _run(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         if not solver.has_tolerance:
             if self.last is not None:
                 return solver.run(phi, z0, t, track_from=solver.max_iter - self.last)
@@ -53,8 +75,6 @@ class Unrolled(Backward):
             if uses_differences and solver.record is None:
                 return run_until_settled(solver, phi, z0, t)
             return solver.run(phi, z0, t)
-        if self.last is not None:
-            return solve_then_track(solver, solver, self.last, phi, z0, t)
         solution = solver.run(phi, z0, t)
         return with_gradient_of_warm_starts(solution, solver, phi, z0, t)
 

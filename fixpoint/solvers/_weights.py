@@ -1,153 +1,187 @@
-"""Least-squares weights of Anderson mixing: a fast solve where it is accurate, else one by QR."""
+"""Least-squares weights of Anderson mixing: from the Gram matrix where it is accurate, else from
+the differences themselves.
+
+Differences are ordered from the newest to the oldest. All sums are along rows and everything else
+is elementwise, so that the weights of a sample do not depend on its batch-mates.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fixpoint.solvers._numbers import Arithmetic, Number
 
-class History(NamedTuple):
-    """Up to m differences of phi(z) and of g, (B, D) each, and dG^T dG, (B, m, m)."""
-
-    df: tuple[Tensor, ...] = ()
-    dg: tuple[Tensor, ...] = ()
-    gram: Tensor | None = None
-
-    def replace(self, place: int, df: Tensor, dg: Tensor) -> History:
-        """The history with new differences at that place, or at the end."""
-        all_df, all_dg = _replace_at(self.df, place, df), _replace_at(self.dg, place, dg)
-        return History(all_df, all_dg, _put_products(self.gram, place, products(dg, all_dg)))
-
-    def keep_rows(self, kept: Tensor) -> History:
-        """The history with the differences of other samples set to zero; kept is (B, 1) bool."""
-        assert self.gram is not None
-        df, dg = (tuple(torch.where(kept, x, 0.0) for x in parts) for parts in (self.df, self.dg))
-        return History(df, dg, torch.where(kept.unsqueeze(2), self.gram, 0.0))
+SMALL = 2**13
+"""Numbers of a batch up to which one product with many is faster than one with each."""
 
 
-def solve(
-    history: History, g: Tensor, noise: Tensor, ridge: float, newest: int, *, may_sync: bool
-) -> Tensor:
-    """gamma, (B, m), that minimizes |g - dG gamma|.
+class Factors(NamedTuple):
+    """R of dG = Q R, column by column: the unit upper triangle, the inverse squares of the
+    diagonal, 0 where a difference is left out, and the scale of each difference.
+
+    rows: R without its diagonal, and Q^T g last, (m - j, B) for j = 0..m-1. inverse: (B,) each.
+    scale: (m, B).
+    """
+
+    rows: list[Tensor]
+    inverse: list[Tensor]
+    scale: Tensor
+
+
+def eliminate(
+    kind: Arithmetic,
+    gram: Sequence[Sequence[Number]],
+    right: Sequence[Number],
+    noise: Number,
+    ridge: float,
+    least: float,
+) -> tuple[list[Number], Number]:
+    """The weights by the normal equations, and whether nearly all their digits hold.
+
+    Cholesky's factor of the matrix scaled to a unit diagonal. Its pivots are the sines between
+    each difference and the newer ones, and the weights lose as many digits as these are small.
 
     Args:
-        history: m differences, the newest at that place, the older ones before it.
+        kind: of the numbers.
+        gram: row i has the products of difference i with itself and the older ones.
+        right: products of the differences with g.
+        noise: length below which a difference is rounding.
+        ridge: added to the unit diagonal.
+        least: sine for which the matrix serves.
+    """
+    m = len(right)
+    scale: list[Number] = []
+    y: list[Number] = []
+    inverse: list[Number] = []
+    R: list[list[Number]] = [[] for _ in range(m)]  # R[b][c - b - 1] for c > b
+    sound: Number = True
+    for c in range(m):
+        square = gram[c][0]
+        zero = square == 0
+        length = kind.sqrt(square + zero)
+        scale.append((square > 0) / length)  # a zero difference gets weight zero
+        entry = 1.0 + ridge + 0 * square
+        y_c = right[c] * scale[c]
+        for b in range(c):
+            r = gram[b][c - b] * scale[c] * scale[b]
+            for j in range(b):
+                r = r - R[j][c - j - 1] * R[j][b - j - 1]
+            r = r * inverse[b]
+            R[b].append(r)
+            entry = entry - r * r
+            y_c = y_c - r * y[b]
+        sine = kind.sqrt(entry * (entry > 0))
+        sound = sound & (zero | (sine > least) & (sine * length > noise))
+        inverse.append(1 / (sine + (sine == 0)))
+        y.append(y_c * inverse[c])
+    for c in range(m - 1, -1, -1):
+        for b in range(c + 1, m):
+            y[c] = y[c] - R[c][b - c - 1] * y[b]
+        y[c] = y[c] * inverse[c]
+    return [weight * s for weight, s in zip(y, scale, strict=True)], sound
+
+
+def orthogonalize(
+    dG: Sequence[Tensor], g: Tensor, noise: Tensor, ridge: float, count: Tensor
+) -> tuple[Tensor, Factors]:
+    """The weights, (m, B), by Gram-Schmidt on the scaled differences and g, and the factors.
+
+    A difference whose part orthogonal to the newer ones is not longer than `noise` gets weight
+    zero; so do all of a sample where one is not finite. Modified Gram-Schmidt solves least squares
+    as stably as Householder's QR where the right side takes part (Bjorck 1967).
+
+    Args:
+        dG: differences, (B, D) each, in at least float32.
         g: (B, D).
-        noise: length below which a difference is rounding, (B, 1).
-        ridge: added to the unit diagonal of the scaled Gram matrix.
-        may_sync: whether the host may read which samples need the QR solve.
+        noise: length below which a difference is rounding, (B,).
+        ridge: added to the squared lengths of the scaled differences.
+        count: how many differences of each sample are used, (B,).
     """
-    gamma, sound = solve_gram(history, g, noise, ridge)
-    sound = sound.unsqueeze(1)
-    if g.shape[1] == 0 or (may_sync and bool(sound.all())):
-        return gamma
-    if gamma.requires_grad:
-        # Solved again without the samples left out, whose zero gradient would meet inf.
-        assert history.gram is not None
-        unit = torch.eye(gamma.shape[1], dtype=gamma.dtype, device=gamma.device)
-        some = history._replace(gram=torch.where(sound.unsqueeze(2), history.gram, unit))
-        gamma, _ = solve_gram(some, torch.where(sound, g, 0.0), noise, ridge)
-    order = [*range(newest, -1, -1), *range(len(history.dg) - 1, newest, -1)]
-    columns = tuple(history.dg[j].to(gamma.dtype) for j in order)
-    places = [order.index(j) for j in range(len(order))]
-    careful = _solve_qr(g.to(gamma.dtype), columns, noise, ridge)[:, places]
-    gamma = torch.where(sound, gamma, careful)
-    return torch.where(gamma.detach().isfinite().all(1, keepdim=True), gamma, 0.0)
-
-
-def solve_gram(history: History, g: Tensor, noise: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """gamma of the normal equations, (B, m), and whether nearly all its digits hold, (B,).
-
-    The squared pivots of the scaled matrix are the squared sines between each difference and
-    those before it, and the normal equations lose as many digits as these are small.
-    """
-    gram, right = history.gram, products(g, history.dg)
-    assert gram is not None
-    # A zero difference, of a sample that has stopped, gets weight zero.
-    square = gram.diagonal(dim1=1, dim2=2).detach()
-    positive = square > 0
-    length = torch.where(positive, square, torch.inf).sqrt()
-    scaled = gram / (length.unsqueeze(1) * length.unsqueeze(2))
-    diagonal = scaled.diagonal(dim1=1, dim2=2).add_(positive.logical_not())
+    m = len(dG)
+    tiny = torch.finfo(g.dtype).tiny
+    A = torch.stack((*dG, g))
+    square = (A * A).sum(2)[:m]
+    used = torch.arange(m, device=g.device).unsqueeze(1) < count
+    scale = (used & (square > 0)) / square.clamp_min(tiny).sqrt()  # (m, B)
+    A = A * torch.cat((scale, torch.ones_like(scale[:1]))).unsqueeze(2)
     if ridge > 0:
-        diagonal.add_(ridge)
-    factor, info = torch.linalg.cholesky_ex(scaled)
-    gamma = torch.cholesky_solve((right / length).unsqueeze(2), factor).squeeze(2) / length
-    pivot = factor.detach().diagonal(dim1=1, dim2=2)
-    least = torch.finfo(gram.dtype).eps ** (1 / 16)
-    sound = ((pivot > least) & (pivot * length > noise)).all(1)
-    return gamma, sound & info.logical_not()
+        damping = ridge**0.5 * torch.eye(m + 1, m, dtype=g.dtype, device=g.device)
+        A = torch.cat((A, damping.unsqueeze(1).expand(-1, g.shape[0], -1)), 2)
+    threshold = (noise * scale).square().clamp_min(tiny)
+    rows, inverse = [], []
+    for j in range(m):
+        q = A[0]
+        products = (A * q).sum(2)
+        alive = (products[0] > threshold[j]) & (scale[j] > 0)
+        inverse.append(alive / products[0].clamp_min(tiny))
+        rows.append(products[1:] * inverse[j])
+        A = torch.addcmul(A[1:], rows[j].unsqueeze(2), q, value=-1)
+    gamma = rows[m - 1] if m > 0 else g.new_zeros(0, g.shape[0])
+    for j in range(m - 2, -1, -1):
+        gamma = torch.cat((rows[j][-1:] - (rows[j][:-1] * gamma).sum(0, keepdim=True), gamma))
+    gamma = gamma * scale
+    finite = (gamma.abs() < torch.inf).all(0)
+    return torch.where(finite, gamma, torch.zeros_like(gamma)), Factors(rows, inverse, scale)
 
 
-def _solve_qr(g: Tensor, columns: tuple[Tensor, ...], noise: Tensor, ridge: float) -> Tensor:
-    """gamma, (B, m), from a QR factorization of the scaled columns, the newest first.
+def with_gradient(
+    gamma: Tensor, factors: Factors, dG: Sequence[Tensor], g: Tensor, ridge: float
+) -> Tensor:
+    """gamma, (m, B), with the first and second derivatives of the normal equations' solution.
 
-    A column whose part orthogonal to the newer ones is not longer than `noise` gets weight zero.
+    gamma and the factors are constants, dG and g have a graph. A step gamma + M (dG^T g - dG^T dG
+    gamma), M the inverse of dG^T dG, changes no value and adds an order of derivatives.
+    Along a difference that depends on the newer ones but for little more than rounding, rounding
+    of the defect would be amplified by 1 / eps: its weight is constant.
     """
-    with torch.no_grad():
-        A = torch.stack(columns, 2)
-        length = torch.linalg.vector_norm(A, dim=1)
-        length = torch.where(length > 0, length, 1.0)
-        A = A / length.unsqueeze(1)
-        if ridge > 0:
-            damping = ridge**0.5 * torch.eye(A.shape[2], dtype=A.dtype, device=A.device)
-            A = torch.cat((A, damping.expand(len(A), -1, -1)), 1)
-        Q, R = torch.linalg.qr(A)
-        dead = R.diagonal(dim1=1, dim2=2).abs() * length <= noise
-        R = torch.where(dead.unsqueeze(2), 0.0, R) + torch.diag_embed(dead.to(R.dtype))
-        right = torch.where(dead, 0.0, products(g, Q[:, : g.shape[1]].unbind(2)))
-        gamma = torch.linalg.solve_triangular(R, right.unsqueeze(2), upper=True).squeeze(2) / length
-    if not (torch.is_grad_enabled() and (g.requires_grad or columns[0].requires_grad)):
-        return gamma
-    # The derivative of the normal equations at their solution, where that of R is not needed.
-    # Along a column that depends on the newer ones but for little more than rounding, rounding of
-    # the defect would be amplified by 1 / eps: its weight is constant.
-    defect = products(subtract_weighted(g, gamma, columns), columns) / length
-    with torch.no_grad():
-        frozen = dead | (R.diagonal(dim1=1, dim2=2).abs() <= torch.finfo(R.dtype).eps ** 0.5)
-        R = torch.where(frozen.unsqueeze(2), 0.0, R) + torch.diag_embed(frozen.to(R.dtype))
-    frozen = frozen.unsqueeze(2)
-    change = torch.where(frozen, 0.0, defect.unsqueeze(2))
-    change = torch.linalg.solve_triangular(R.mT, change, upper=False)
-    change = torch.where(frozen, 0.0, change)  # of the unit rows of R
-    change = torch.linalg.solve_triangular(R, change, upper=True).squeeze(2) / length
-    return gamma + (change - change.detach())
+    M, used = _inverse(factors), factors.scale > 0
+    damping = ridge * used / torch.where(used, factors.scale, 1.0).square()
+    result = gamma
+    for _ in range(2):
+        defect = inner_products(subtract_weighted(g, result.unsqueeze(2), dG), dG)
+        result = result + (M * (defect - damping * result)).sum(1)
+    return gamma + (result - result.detach())
 
 
-def products(a: Tensor, others: tuple[Tensor, ...]) -> Tensor:
-    """Inner products of each sample of a with those of each other, (B, m), in >= float32.
+def _inverse(factors: Factors) -> Tensor:
+    """(R^T R)^-1 of the differences that are not nearly dependent, (m, m, B)."""
+    rows, inverse, scale = factors
+    m, eps = len(rows), torch.finfo(scale.dtype).eps
+    free = [(x > 0) & (x < 1 / eps) for x in inverse]  # of unit columns: x = 1 / sine^2
+    unit = torch.eye(m, dtype=scale.dtype, device=scale.device).unsqueeze(2)
+    w: list[Tensor] = []  # R^-T, row by row
+    for i in range(m):
+        column = unit[i].expand(-1, scale.shape[1])
+        for j in range(i):
+            column = column - torch.where(free[j], rows[j][i - j - 1], 0.0) * w[j]
+        w.append(column)
+    u: list[Tensor] = [unit[0]] * m
+    for j in range(m - 1, -1, -1):
+        column = torch.where(free[j], inverse[j], 0.0) * w[j]
+        for i in range(j + 1, m):
+            column = column - torch.where(free[j], rows[j][i - j - 1], 0.0) * u[i]
+        u[j] = column
+    return torch.stack(u) * scale * scale.unsqueeze(1)
 
-    One by one: to put the history into one tensor for a single product takes longer, as a fresh
-    buffer of that size costs page faults.
-    """
-    dtype = torch.promote_types(a.dtype, torch.float32)
-    if a.dtype != dtype:
-        a, others = a.to(dtype), tuple(b.to(dtype) for b in others)
-    return torch.stack([torch.linalg.vecdot(a, b) for b in others], 1)
+
+def inner_products(a: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """Inner products of each sample of a with those of each other, (m, B)."""
+    if len(others) > 1 and a.numel() <= SMALL:
+        return torch.linalg.vecdot(torch.stack(list(others)), a)
+    return torch.stack([torch.linalg.vecdot(a, b) for b in others])
 
 
-def subtract_weighted(a: Tensor, gamma: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
-    """a minus the sum of the parts, (B, D) each, weighted by the columns of gamma, (B, m)."""
-    for weight, part in zip(gamma.split(1, dim=1), parts, strict=True):
-        a = torch.addcmul(a, weight, part, value=-1)
+def subtract_weighted(
+    a: Tensor, weights: Sequence[Tensor | float] | Tensor, parts: Sequence[Tensor]
+) -> Tensor:
+    """a minus the sum of the parts, (B, D) each, with a weight each, (B, 1) or a float."""
+    for weight, part in zip(weights, parts, strict=True):
+        if isinstance(weight, float):
+            a = torch.sub(a, part, alpha=weight)
+        else:
+            a = torch.addcmul(a, weight, part, value=-1)
     return a
-
-
-def _replace_at(parts: tuple[Tensor, ...], place: int, new: Tensor) -> tuple[Tensor, ...]:
-    """The parts with the new one at its place, or at the end."""
-    return (*parts[:place], new, *parts[place + 1 :])
-
-
-def _put_products(gram: Tensor | None, place: int, row: Tensor) -> Tensor:
-    """The Gram matrix, (B, m, m), with the products of the difference at that place, (B, m)."""
-    if gram is None:
-        return row.unsqueeze(1)
-    if gram.shape[1] < row.shape[1]:
-        column = row.unsqueeze(2)
-        return torch.cat((torch.cat((gram, column[:, :-1].mT), 1), column), 2)
-    gram = gram.clone()
-    gram[:, place] = row
-    gram[:, :, place] = row
-    return gram

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from fixpoint._torch import carries_tangents, tree_map
 from fixpoint._validation import at_least, non_negative, positive
-from fixpoint.solvers import _weights
-from fixpoint.solvers._weights import History, subtract_weighted
+from fixpoint.solvers._anderson_host import (
+    GROWTH,
+    RECOVERY,
+    Options,
+    Outcome,
+    Scalars,
+    Step,
+    accept_step,
+    as_tensor,
+    mix_on_device,
+    mix_on_host,
+    mix_unseen,
+)
+from fixpoint.solvers._numbers import TENSORS, computes_on_host
+from fixpoint.solvers._weights import orthogonalize, subtract_weighted, with_gradient
 from fixpoint.solvers.base import IterativeOptions, IterativeSolver, at_least_float32
 
-GROWTH = 1.5
-"""A step that multiplies |g| by more than this is not accepted."""
-RECOVERY = 1.1
-"""Growth of a sample's reduced mixing with each accepted step."""
+T = TypeVar("T")
+__all__ = ["GROWTH", "RECOVERY", "Anderson", "AndersonState"]
 
 
 class AndersonState(NamedTuple):
-    """Where the next step starts: fz = phi(z) and g = phi(z) - z, (B, D), with |g|^2, (B, 1).
+    """Where the next step starts: fz = phi(z) and g = phi(z) - z, (B, D).
 
-    history: differences from the state that each step started from.
-    mixing: factor of beta, at most 1, (B, 1).
-    rejected: whether the last step was not accepted, (B, 1).
-    damped: whether the host has to assume that a sample's mixing is below 1.
+    df, dg: differences of both from the state that each step started from, the newest first,
+        (B, D) each.
+    scalars: see `Outcome`, (B, 4) or wider, float64.
     """
 
     fz: Tensor
     g: Tensor
-    merit: Tensor
-    mixing: Tensor
-    rejected: Tensor
-    damped: bool
-    history: History = History()
+    df: tuple[Tensor, ...]
+    dg: tuple[Tensor, ...]
+    scalars: Tensor
 
 
 class Anderson(IterativeSolver):
@@ -42,8 +52,13 @@ class Anderson(IterativeSolver):
 
     The weights gamma minimize ||g - dG gamma|| over the last `memory` differences of g, each
     sample by itself: by normal equations with columns scaled to length one where these are
-    accurate, else by QR, where a difference that adds only rounding to the newer ones is left
-    out. The result does not depend on the scale of z.
+    accurate, else by Gram-Schmidt, where a difference that adds only rounding to the newer ones is
+    left out. The result does not depend on the scale of z, nor a bit of it on batch-mates: sums
+    are along rows, in an order that depends on D alone (where D is below 32768, or torch has one
+    thread).
+
+    A state of fixed shape (`init_fixed`) holds `memory` differences at all times, and a traced
+    update has operations that grow with their square: up to some 8.
 
     A step after which ||g|| is more than 1.5 times as large is not continued: the next one starts
     where it started, with what the step showed of g', and with the mixing of that sample reduced
@@ -85,94 +100,112 @@ class Anderson(IterativeSolver):
 
     restarts = True
 
+    def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> AndersonState:
+        m = self._most_differences(z)
+        zeros = tuple(torch.zeros_like(fz) for _ in range(2 * m))
+        state = _begin(fz, fz - z)
+        if computes_on_host(state.g):
+            gram = state.scalars.new_zeros(len(z), m * (m + 1) // 2)
+            state = state._replace(scalars=torch.cat((state.scalars, gram), 1))
+        return state._replace(df=zeros[:m], dg=zeros[m:])
+
+    def update_fixed(
+        self, k: Tensor, z: Tensor, fz: Tensor, state: AndersonState
+    ) -> tuple[Tensor, AndersonState]:
+        return self._advance(fz, fz - z, state, may_read=False)
+
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: AndersonState | None
     ) -> tuple[Tensor, AndersonState]:
         g = fz - z
-        wide = at_least_float32(g)
-        merit = torch.linalg.vecdot(wide, wide).detach().unsqueeze(1)
-        if state is None:
-            one, none = torch.ones_like(merit), torch.zeros_like(merit, dtype=torch.bool)
-            damped = not self.may_sync
-            return self._damp(fz, g, None), AndersonState(fz, g, merit, one, none, damped)
-        place = (k - 1) % min(self.memory, max(z.shape[1], 1))  # that of the oldest
-        history = state.history.replace(place, fz - state.fz, g - state.g)
-        accepted = merit <= GROWTH**2 * state.merit
-        if not state.damped:
-            following = state._replace(fz=fz, g=g, merit=merit, history=history)
-            gamma, sound = _weights.solve_gram(history, g, self._noise(fz), self.ridge)
-            if bool((accepted.squeeze(1) & sound).all()):
-                return self._mix(following, gamma), following
-        state = self._judge(state._replace(history=history), place, fz, g, merit, accepted)
-        return self._propose(state, place), state
+        if state is not None:
+            return self._advance(fz, g, state, may_read=self.may_sync)
+        new = fz if self.beta == 1 else subtract_weighted(fz, [1 - self.beta], [g])
+        return new, _begin(fz, g)
 
     def restart(self, state: AndersonState, rows: Tensor, z: Tensor, fz: Tensor) -> AndersonState:
-        rows, g = rows.unsqueeze(1), fz - z
-        wide = at_least_float32(g)
-        merit = torch.linalg.vecdot(wide, wide).detach().unsqueeze(1)
-        history = state.history.keep_rows(~rows) if state.history.dg else state.history
-        return AndersonState(
-            torch.where(rows, fz, state.fz),
-            torch.where(rows, g, state.g),
-            torch.where(rows, merit, state.merit),
-            torch.where(rows, 1.0, state.mixing),
-            state.rejected & ~rows,
-            state.damped,
-            history,
+        rows, new = rows.unsqueeze(1), _begin(fz, fz - z)
+        scalars = torch.where(rows, new.scalars, state.scalars[:, :4])
+        return state._replace(
+            fz=torch.where(rows, fz, state.fz),
+            g=torch.where(rows, new.g, state.g),
+            scalars=torch.cat((scalars, state.scalars[:, 4:]), 1),
         )
 
-    def _judge(
-        self,
-        state: AndersonState,
-        place: int,
-        fz: Tensor,
-        g: Tensor,
-        merit: Tensor,
-        accepted: Tensor,
-    ) -> AndersonState:
-        """The state after a step that is accepted in some samples."""
-        df, dg = (at_least_float32(x[place]) for x in (state.history.df, state.history.dg))
-        step, change = (torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in (df - dg, dg))
-        inverse_slope = torch.where(accepted, 1.0, step) / torch.where(accepted, 1.0, change)
-        again = ~accepted & state.rejected
-        reduced = torch.minimum(state.mixing, inverse_slope)
-        reduced = torch.where(again, torch.minimum(reduced, state.mixing / 2), reduced)
-        mixing = torch.where(accepted, (RECOVERY * state.mixing).clamp_max(1.0), reduced)
-        damped = not self.may_sync or bool((mixing < 1).any())
-        return AndersonState(
-            torch.where(accepted, fz, state.fz),
-            torch.where(accepted, g, state.g),
-            torch.where(accepted, merit, state.merit),
-            mixing,
-            ~accepted,
-            damped,
-            state.history.keep_rows(~again),
+    def _most_differences(self, z: Tensor) -> int:
+        return min(self.memory, max(z.shape[1], 1))
+
+    def _advance(
+        self, fz: Tensor, g: Tensor, state: AndersonState, *, may_read: bool
+    ) -> tuple[Tensor, AndersonState]:
+        m = self._most_differences(fz)
+        df, dg = (fz - state.fz, *state.df)[:m], (g - state.g, *state.dg)[:m]
+        end, start = Step(fz, g, df, dg), Step(*state[:4])
+        differentiates = (torch.is_grad_enabled() and dg[0].requires_grad) or carries_tangents()
+        given = (end, start, state.scalars)
+        outcome = self._mix(*(_constant(given) if differentiates else given), may_read=may_read)
+        accepted, weights, rest, scalars = outcome
+        if accepted is not None:
+            fz, g = torch.where(accepted, fz, state.fz), torch.where(accepted, g, state.g)
+        if differentiates:
+            weights = self._with_gradient(weights, Step(fz, g, df, dg), scalars)
+            if accepted is not None:
+                scalars = self._mixing_with_gradient(outcome, end, state.scalars)
+                rest = (1 - self.beta * scalars[:, 1:2]).to(g.dtype)
+        new = subtract_weighted(fz, weights, df)
+        if rest is not None:
+            new = subtract_weighted(new, [rest], [subtract_weighted(g, weights, dg)])
+        return new, AndersonState(fz, g, df, dg, scalars)
+
+    def _mix(self, end: Step, start: Step, scalars: Tensor, *, may_read: bool) -> Outcome:
+        options = Options(self._most_differences(end.fz), self.beta, self.ridge)
+        if not computes_on_host(end.g):
+            return mix_on_device(end, start, scalars, options)
+        return (mix_on_host if may_read else mix_unseen)(end, start, scalars, options)
+
+    def _with_gradient(
+        self, weights: Sequence[Tensor | float] | Tensor, step: Step, scalars: Tensor
+    ) -> Tensor:
+        """The weights as functions of the differences, (m, B, 1)."""
+        g, dg = at_least_float32(step.g), [at_least_float32(x) for x in step.dg]
+        constant = [x.detach() for x in dg]
+        fz = at_least_float32(step.fz.detach())
+        noise = torch.finfo(step.fz.dtype).eps * torch.linalg.vector_norm(fz, dim=1)
+        _, factors = orthogonalize(constant, g.detach(), noise, self.ridge, scalars[:, 3])
+        gamma = as_tensor(weights, constant[0])
+        return with_gradient(gamma, factors, dg, g, self.ridge).to(step.g.dtype).unsqueeze(2)
+
+    def _mixing_with_gradient(self, outcome: Outcome, end: Step, last: Tensor) -> Tensor:
+        """The scalars with the mixing as a function of the differences of rejected steps."""
+        dg = at_least_float32(end.dg[0])
+        step, one = at_least_float32(end.df[0]) - dg, torch.ones_like(dg[:, 0])
+        assert outcome.accepted is not None
+        accepted = outcome.accepted.squeeze(1)
+        # The inner `where` keeps the quotient of an accepted step, or none, out of the gradient.
+        squares = [x.square().sum(1) for x in (step, dg)]
+        slope = tuple(torch.where(accepted | (x == 0), one, x).to(last.dtype) for x in squares)
+        numbers = Scalars(*last[:, :4].unbind(1))
+        mixing = accept_step(
+            TENSORS, accepted, numbers.merit, (slope[0], slope[1]), numbers, self.memory
+        ).mixing
+        change = (mixing - mixing.detach()).unsqueeze(1)
+        return torch.cat(
+            (outcome.scalars[:, :1], outcome.scalars[:, 1:2] + change, outcome.scalars[:, 2:]), 1
         )
-
-    def _noise(self, fz: Tensor) -> Tensor:
-        """Length below which a difference of g is rounding, (B, 1)."""
-        size = torch.linalg.vector_norm(at_least_float32(fz.detach()), dim=1, keepdim=True)
-        return torch.finfo(fz.dtype).eps * size
-
-    def _propose(self, state: AndersonState, place: int) -> Tensor:
-        noise, may_sync = self._noise(state.fz), self.may_sync
-        gamma = _weights.solve(state.history, state.g, noise, self.ridge, place, may_sync=may_sync)
-        return self._mix(state, gamma)
-
-    def _mix(self, state: AndersonState, gamma: Tensor) -> Tensor:
-        fz, g, history = state.fz, state.g, state.history
-        gamma = gamma.to(g.dtype)
-        new = subtract_weighted(fz, gamma, history.df)
-        mixing = state.mixing.to(g.dtype) if state.damped else None
-        if mixing is None and self.beta == 1:
-            return new
-        return self._damp(new, subtract_weighted(g, gamma, history.dg), mixing)
-
-    def _damp(self, new: Tensor, g: Tensor, mixing: Tensor | None) -> Tensor:
-        """z + beta g - (dZ + beta dG) gamma, with dZ = dF - dG, from its value at beta = 1."""
-        if mixing is not None:
-            return new - (1 - self.beta * mixing) * g
-        return new if self.beta == 1 else new - (1 - self.beta) * g
 
     def extra_repr(self) -> str:
         return f"memory={self.memory}, beta={self.beta:g}, {super().extra_repr()}"
+
+
+def _begin(fz: Tensor, g: Tensor) -> AndersonState:
+    """The state without differences."""
+    wide = at_least_float32(g.detach())
+    dtype = torch.float32 if g.device.type == "mps" else torch.float64
+    merit = torch.linalg.vecdot(wide, wide).to(dtype)
+    one, zero = torch.ones_like(merit), torch.zeros_like(merit)
+    return AndersonState(fz, g, (), (), torch.stack((merit, one, zero, zero), 1))
+
+
+def _constant(tree: T) -> T:
+    """The tree of tensors without their graphs."""
+    return tree_map(Tensor.detach, tree)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Trace
@@ -15,31 +19,67 @@ from fixpoint.solvers.anderson import Anderson
 from fixpoint.solvers.base import IterativeSolver
 from fixpoint.solvers.broyden import Broyden
 from fixpoint.solvers.damped_picard import DampedPicard
+from fixpoint.solvers.levenberg_marquardt import LevenbergMarquardt
+from fixpoint.solvers.loop import Norms
 from fixpoint.solvers.newton import Newton
-from fixpoint.solvers.residual import ResidualNorm, any_leaf
 
 MIN_UPDATES = 20
-"""Updates that a stage makes before it may give a sample up."""
-
-
+"""Updates that Anderson makes before it may give a sample up."""
+MAX_SHARE, MAX_ALONE = 0.8, 50
+"""Fraction of the updates that Anderson may make, but all where they are so few."""
 MAX_START = 10.0
 """A stage starts at z0 where the state before it is larger than that of z0 by more than this."""
+MAX_DIRECT = 64
+"""Largest D at which a D x D factorization of each sample is cheap."""
+
+
+class Later(NamedTuple):
+    """A stage after Anderson.
+
+    fraction: of the updates left that it may make; fresh: whether it starts at z0, or else at the
+    sample's best state.
+    """
+
+    name: str
+    build: Callable[..., IterativeSolver]
+    fraction: float
+    fresh: bool
+
+
+SMALL = (
+    Later("newton", Newton, 0.2, fresh=True),
+    Later("levenberg-marquardt", LevenbergMarquardt, 0.6, fresh=True),
+    Later("broyden", Broyden, 0.6, fresh=True),
+    Later("levenberg-marquardt", LevenbergMarquardt, 1.0, fresh=False),
+)
+LARGE = (
+    Later("damped-picard", DampedPicard, 0.15, fresh=False),
+    Later("broyden", Broyden, 0.45, fresh=True),
+    Later("newton-krylov", partial(Newton, linear="gmres"), 0.5, fresh=False),
+    Later("newton-krylov", partial(Newton, linear="gmres"), 1.0, fresh=True),
+)
 
 
 class Auto(IterativeSolver):
-    """Anderson, then for the samples it does not solve damped Picard, Broyden, Newton-Krylov.
+    """Anderson, then other solvers for the samples that it does not solve.
 
-    A stage gives a sample up when its least residual lies in the first half of its updates, or
-    when phi is not finite there, and the next stage starts from the sample's best state. Of the
-    updates that are left, a quarter is for damped Picard and half of the rest for Broyden.
-    Samples that are solved take no part in later stages, so that a batch that Anderson solves
-    costs what Anderson costs. `Solution.solved_by` names the solver of each sample.
+    For D up to 64 these are Levenberg-Marquardt and Broyden from z0, and Levenberg-Marquardt from
+    the sample's best state; for larger D damped Picard from the best state, Broyden from z0, and
+    Newton-Krylov from both. The best state of one solver may lie in a valley of |phi(z) - z| that
+    another would not have entered, so both starts are tried.
+
+    Anderson gives a sample up when its least residual lies in the first half of its updates, when
+    phi is not finite there, or after 80 % of `max_iter`. Each later stage has a fraction of the
+    updates that are left. Samples that are solved take no part in later stages, so that a batch
+    that Anderson solves costs what Anderson costs. `Solution.solved_by` names the solver of each
+    sample.
 
     What to take when nothing is known of phi. With rtol = atol = 0 it is Anderson.
 
     Args:
         memory: of Anderson.
-        options: see `IterativeSolver`; `max_iter` counts the updates of all stages.
+        options: see `IterativeSolver`; `max_iter` counts the updates of all stages. With
+            `keep_best=False` a sample that failed is returned where its last stage left it.
 
     Example:
         >>> import torch
@@ -65,58 +105,48 @@ class Auto(IterativeSolver):
         track_from: int = 0,
         derivatives: Derivatives | None = None,
     ) -> tuple[Solution, Any]:
-        given: dict[str, Any] = {
-            "rtol": self.rtol,
-            "atol": self.atol,
-            "norm": self.norm,
-            "leaf_atol": self.leaf_atol,
-            "record": self.record,
-            "check_every": self.check_every,
-        }
-        anderson = Anderson(max_iter=self.max_iter, memory=self.memory, **given)
+        options = self.options_of(IterativeSolver)
+        anderson = Anderson(memory=self.memory, **options)
         if not self.has_tolerance:
             return anderson.run_with_state(phi, z, t, track_from=track_from)
-        budget = torch.full((len(z),), self.max_iter, device=z.device)
-        solution = _Stage(anderson, budget, given).run(phi, z, t, track_from=track_from)
-        norm = ResidualNorm(z, self.tolerance, getattr(phi, "columns", ()))
-        stages, fz = ["anderson"], None
-        solver_index = torch.zeros_like(budget)
-        for name, kind, part in LATER_STAGES:
+        derivatives = derivatives or Derivatives(phi)
+        given: Any = {"track_from": track_from, "derivatives": derivatives}
+        limit = min(self.max_iter, max(math.ceil(MAX_SHARE * self.max_iter), MAX_ALONE))
+        budget = torch.full((len(z),), limit, device=z.device)
+        stage = _Stage(anderson, budget, options, gives_up=True)
+        solution = stage.run(phi, z, t, **given)
+        names, solver_index, fz = ["anderson"], torch.zeros_like(budget), None
+        for later in SMALL if z.shape[1] <= MAX_DIRECT else LARGE:
             left = self.max_iter - solution.iterations
             open_ = ~solution.converged & (left > 0)
             open_ &= (solution.iterations > 0) | (solution.result != Result.NONFINITE.value)
             if not bool(open_.any()):
                 break
-            budget = torch.where(open_, (part * left).ceil().long(), 0)
-            inner = kind(max_iter=self.max_iter, **given)
-            stage = _Stage(inner, budget, given | {"max_iter": int(budget.max()) + 1})
+            budget = torch.where(open_, (later.fraction * left).ceil().long(), 0)
+            stage = _Stage(later.build(**options), budget, options)
             if fz is None:
                 fz = phi(z).detach()
                 solution = replace(solution, evaluations=solution.evaluations + 1)
             stage.origin = z.detach(), fz
-            # From a state that may have run away its residual would look small.
-            start_size = norm.size(z.detach()) + norm.size(fz)
-            far = any_leaf(norm.size(solution.z.detach()) > MAX_START * start_size)
-            start = torch.where(far[:, None], z, solution.z)
-            more = stage.run(phi, start, t, track_from=track_from, derivatives=derivatives)
-            solver_index = torch.where(open_, len(stages), solver_index)
-            stages.append(name)
-            solution = _joined(solution, more, open_, budget)
+            fresh = open_ & (later.fresh | self._far(solution.z, z, fz, phi))
+            counted = derivatives.evaluations, derivatives.products
+            more = stage.run(phi, torch.where(fresh[:, None], z, solution.z), t, **given)
+            more = replace(
+                more, evaluations=more.evaluations - counted[0], products=more.products - counted[1]
+            )
+            solver_index = torch.where(open_, len(names), solver_index)
+            names.append(later.name)
+            solution = _joined(solution, more, open_, budget, keep_best=self.keep_best)
         index = torch.where(solution.converged, solver_index, -1).tolist()
-        solved_by = tuple(None if i < 0 else stages[i] for i in index)
+        solved_by = tuple(None if i < 0 else names[i] for i in index)
         return replace(solution, solved_by=solved_by), None
 
-
-def _newton_krylov(**options: Any) -> Newton:
-    return Newton(linear="gmres", **options)
-
-
-LATER_STAGES: tuple[tuple[str, Any, float], ...] = (
-    ("damped-picard", DampedPicard, 0.25),
-    ("broyden", Broyden, 0.5),
-    ("newton-krylov", _newton_krylov, 1.0),
-)
-"""Name, solver, and the fraction of the updates left that it may make."""
+    def _far(self, state: Tensor, z: Tensor, fz: Tensor, phi: MatrixMap) -> Tensor:
+        """Samples that may have run away from z, (B,): their residual would look small there."""
+        norms = Norms(z, self.tolerance, getattr(phi, "columns", ()))
+        size, *start = (norms.size(x.detach(), norms.dtype) for x in (state, z, fz))
+        far = size > MAX_START * (start[0] + start[1])
+        return far if far.dim() == 1 else far.any(1)
 
 
 class _StageState(NamedTuple):
@@ -134,15 +164,36 @@ class _StageState(NamedTuple):
 
 
 class _Stage(IterativeSolver):
-    """A solver that stops a sample, by proposing its state again, where it makes no progress."""
+    """A solver that stops a sample, by proposing its state again, at the end of its budget.
+
+    gives_up: it does so too where it makes no progress.
+    """
 
     backtracks = True
 
-    def __init__(self, inner: IterativeSolver, budget: Tensor, options: dict[str, Any]) -> None:
-        super().__init__(**({"max_iter": inner.max_iter} | options))
+    def __init__(
+        self,
+        inner: IterativeSolver,
+        budget: Tensor,
+        options: dict[str, Any],
+        *,
+        gives_up: bool = False,
+    ) -> None:
+        most = int(budget.max()) if len(budget) else 0
+        super().__init__(**(options | {"max_iter": min(most + 1, inner.max_iter)}))
         self.inner = inner
         self.budget = budget
+        self.gives_up = gives_up
         self.needs_derivatives = inner.needs_derivatives
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.keep_best or self.inner.backtracks
+
+    def as_one(self, shape: Size) -> _Stage:
+        one = copy.copy(self)
+        one.budget = self.budget.max().view(1)
+        return one
 
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: _StageState | None, **given: Any
@@ -156,7 +207,9 @@ class _Stage(IterativeSolver):
             better = merit < state.merit
             best_update = torch.where(better, k, state.best_update)
             least = torch.where(better, merit, state.merit)
-            stop = (k >= MIN_UPDATES) & (best_update <= k // 2) | (k >= self.budget[:, None])
+            stop = k >= self.budget[:, None]
+            if self.gives_up and k >= MIN_UPDATES:
+                stop = stop | (best_update <= k // 2)
         inner, start, end, lost = state.inner, z, fz, torch.zeros_like(better)
         if self.inner.restarts:  # as the loop does, which leaves it to solvers that backtrack
             lost = ~(fz.isfinite() & z.isfinite()).all(1, keepdim=True)
@@ -169,7 +222,9 @@ class _Stage(IterativeSolver):
         return torch.where(stop, z, proposal), new
 
 
-def _joined(first: Solution, second: Solution, moved: Tensor, budget: Tensor) -> Solution:
+def _joined(
+    first: Solution, second: Solution, moved: Tensor, budget: Tensor, *, keep_best: bool
+) -> Solution:
     """Both solves as one; the second moved those samples only, by at most their budget.
 
     The update by which a stage ends a sample that has just improved is none.
@@ -183,7 +238,7 @@ def _joined(first: Solution, second: Solution, moved: Tensor, budget: Tensor) ->
         trace = Trace(residual, iterates)
     assert first.residual is not None
     assert second.residual is not None
-    better = moved & (second.residual <= first.residual)
+    better = moved & (second.residual <= first.residual) if keep_best else moved
     stall = first.stall
     if first.stall is not None and second.stall is not None:
         stall = torch.where(moved, second.stall, first.stall)
@@ -196,4 +251,6 @@ def _joined(first: Solution, second: Solution, moved: Tensor, budget: Tensor) ->
         trace=trace,
         products=first.products + second.products,
         stall=stall,
+        coupled=first.coupled or second.coupled,
+        atol_decides=second.atol_decides,
     )

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from typing_extensions import Unpack
 
 from fixpoint._messages import refuse_unknown
@@ -16,8 +16,7 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution
 from fixpoint.solvers._options import whole_signature
 from fixpoint.solvers._rowwise import at_least_float32, dot
-from fixpoint.solvers.loop import Problem, iterate
-from fixpoint.solvers.residual import Norm, Tolerance
+from fixpoint.solvers.loop import Norm, Problem, Tolerance, iterate
 
 __all__ = [
     "IterativeOptions",
@@ -70,7 +69,8 @@ class Solver(nn.Module):
     Args:
         max_iter: most updates of a sample.
         rtol, atol: relative tolerance, and absolute tolerance in units of z. None is rtol / 10, at
-            most 1e-6.
+            most 1e-6, times the scale of the problem where that is below 1: the size of z0 or
+            phi(z0) and of the largest residual. So it does not decide where the state is small.
         norm: size of each sample, (B, D) -> (B,), in place of the RMS; D counts all leaves.
         leaf_atol: atol of each leaf of a tree, in units of that leaf, in place of atol.
 
@@ -99,6 +99,7 @@ class Solver(nn.Module):
         refuse_unknown(type(self).__name__, unknown, option_names(type(self)))
         self.max_iter = at_least(0, max_iter=max_iter)
         self.rtol = non_negative(rtol=rtol)
+        self.relative_atol = atol is None
         if atol is None:
             atol = min(MAX_ATOL, rtol / 10) if rtol > 0 else MAX_ATOL
         self.atol = non_negative(atol=atol)
@@ -137,7 +138,15 @@ class Solver(nn.Module):
     @property
     def tolerance(self) -> Tolerance:
         """What residuals are measured with."""
-        return Tolerance(self.rtol, self.atol, self.norm, self.leaf_atol)
+        return Tolerance(self.rtol, self.atol, self.norm, self.leaf_atol, self.relative_atol)
+
+    def absolute(self: S) -> S:
+        """This solver with an atol that does not follow the scale of the state."""
+        return self.with_options(atol=self.atol) if self.relative_atol else self
+
+    def as_adjoint(self) -> Solver:
+        """The solver of the adjoint by default, which is given no time index."""
+        return self
 
     def run(
         self,
@@ -176,14 +185,18 @@ class Solver(nn.Module):
                     f"{name} cannot change in a copy that shares the parameters of its "
                     f"{kind.__name__}: build a new one"
                 )
-        names = [name for name in option_names(kind) if name not in self.shared_options]
-        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        checked, other = kind(**values | options), copy.copy(self)
+        checked, other = kind(**self.options_of(kind) | options), copy.copy(self)
         for name, value in vars(checked).items():
             if not name.startswith("_") and name not in self.shared_options:
                 setattr(other, name, value)
         other.training = self.training
         return other
+
+    def options_of(self, kind: type[Solver]) -> dict[str, Any]:
+        """The values of the options of a class, its own or a parent, that are not shared."""
+        names = [name for name in option_names(kind) if name not in self.shared_options]
+        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return values | {"atol": None} if self.relative_atol else values
 
     def extra_repr(self) -> str:
         parts = [f"max_iter={self.max_iter}"]
@@ -221,8 +234,8 @@ class IterativeSolver(Solver):
             Solvers that take steps back do so always.
         record: "residual" keeps each sample's residual after each update, "iterates" the states
             too; see `Trace`.
-        check_every: look whether all samples have ended (one device synchronisation, more where
-            the solver takes steps back or updates are differentiated) only at each n-th update.
+        check_every: measure the residual, and let the host read it, only at each n-th update; a
+            sample then ends at one of these. Under grad mode, and with `record`, it is 1.
 
     Raises:
         ValueError: a value is out of range, or `record` is unknown.
@@ -273,6 +286,11 @@ class IterativeSolver(Solver):
         return self.has_tolerance and self.check_every == 1
 
     @property
+    def keeps_best(self) -> bool:
+        """Whether a sample that failed is returned at its smallest residual."""
+        return self.keep_best or self.backtracks
+
+    @property
     def compiles(self) -> bool:
         """Whether a number of steps is fixed and phi not differentiated."""
         return not (self.has_tolerance or self.needs_derivatives or self.record is not None)
@@ -285,12 +303,44 @@ class IterativeSolver(Solver):
         """Next iterate and state from z and fz = phi(z), both (B, D), at k = 0, 1, ..."""
         raise NotImplementedError
 
+    def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> Any:
+        """State before the first update, of tensors alone, each in its last shape.
+
+        With `update_fixed` a solve can be traced: by torch.compile and torch.export within a
+        `while_loop`, or into a CUDA graph. No value is read, and no shape changes.
+
+        Args:
+            z: the start, (B, D).
+            fz: phi(z), (B, D).
+            t: time index of a sequence.
+
+        Raises:
+            NotImplementedError: the solver has no such state.
+            ValueError: it needs an option for it.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no state of fixed shape, as a traced solve needs it: take "
+            "Picard, DampedPicard, InexactNewton, Anderson, Broyden(memory=m) or SQUAREM"
+        )
+
+    def update_fixed(self, k: Tensor, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """`update` with a state of `init_fixed`; k = 0, 1, ... is a 0-d tensor of int64."""
+        return self.update(k, z, fz, state)  # type: ignore[arg-type]
+
+    def restart_fixed(self, state: Any, rows: Tensor, z: Tensor, fz: Tensor) -> Any:
+        """`restart` of a state of fixed shape."""
+        return self.restart(state, rows, z, fz)
+
     def restart(self, state: Any, rows: Tensor, z: Tensor, fz: Tensor) -> Any:
         """The state without what it holds of the samples `rows`, (B,) bool.
 
         They have been put back to z with fz = phi(z), and `update` makes a plain step from there.
         """
         raise NotImplementedError
+
+    def as_one(self, shape: Size) -> IterativeSolver:
+        """The solver of a (B, D) batch whose rows depend on each other, for its (1, B D) form."""
+        return self
 
     def run(
         self,

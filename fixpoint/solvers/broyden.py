@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from fixpoint._torch import carries_tangents
 from fixpoint._validation import at_least
-from fixpoint.solvers._rowwise import at_least_float32, dot
+from fixpoint.solvers._numbers import (
+    LIBRARY,
+    TENSORS,
+    Arithmetic,
+    Evaluation,
+    Number,
+    computes_on_host,
+    constant,
+)
+from fixpoint.solvers._rowwise import at_least_float32
+from fixpoint.solvers._weights import inner_products
 from fixpoint.solvers.base import IterativeOptions, IterativeSolver
-from fixpoint.solvers.line_search import LineSearchState, accept_or_backtrack
+from fixpoint.solvers.line_search import MIN_STEP_SIZE
 
 LEAST_PIVOT = 0.1
 """Least |s . q| / |s|^2 of an update, which keeps the approximate Jacobian regular."""
@@ -30,25 +43,74 @@ MAX_LEARNED = 5
 """So many rejected steps in a row update H; after them the direction is kept."""
 
 
-class BroydenState(NamedTuple):
-    """The step being tried, the factors (u_j, s_j) of H, (B, D) each, and -H g, (B, D).
+class Factors(NamedTuple):
+    """P = (I + u_m s_m^T) ... (I + u_1 s_1^T) as I + U^T T S, with T lower triangular.
 
-    merits: |g|^2 of the last accepted steps, (B, 1) each.
-    rejections: steps rejected in a row, (B, 1).
+    U, S: (B, M, D); T: (B, M, M). Rows from the number of factors on are 0.
     """
 
-    trial: LineSearchState
-    factors: tuple[tuple[Tensor, Tensor], ...]
+    U: Tensor
+    S: Tensor
+    T: Tensor
+
+    def apply(self, p: Tensor) -> Tensor:
+        """P p, (B, D)."""
+        if self.U.shape[1] == 0:
+            return p
+        c = (self.T * (self.S * p.unsqueeze(1)).sum(2).unsqueeze(1)).sum(2)
+        return p + (self.U * c.unsqueeze(2)).sum(1)
+
+    def apply_transpose(self, p: Tensor) -> Tensor:
+        """P^T p, (B, D)."""
+        c = (self.T * (self.U * p.unsqueeze(1)).sum(2).unsqueeze(2)).sum(1)
+        return p + (self.S * c.unsqueeze(2)).sum(1)
+
+    def append(self, u: Tensor, s: Tensor) -> Factors:
+        """With the factor I + u s^T on the left."""
+        row = self._coefficients(s)
+        column = torch.zeros_like(row).unsqueeze(2)
+        last = torch.cat((row, s.new_ones(len(s), 1)), 1).unsqueeze(1)
+        return Factors(
+            torch.cat((self.U, u.unsqueeze(1)), 1),
+            torch.cat((self.S, s.unsqueeze(1)), 1),
+            torch.cat((torch.cat((self.T, column), 2), last), 1),
+        )
+
+    def put(self, place: Tensor, u: Tensor, s: Tensor) -> Factors:
+        """With the factor I + u s^T on the left, in a row that is 0; place: (B,)."""
+        here = torch.arange(self.U.shape[1], device=u.device) == place.unsqueeze(1)
+        row = torch.where(here, 1.0, self._coefficients(s))
+        rows = here.unsqueeze(2)
+        return Factors(
+            torch.where(rows, u.unsqueeze(1), self.U),
+            torch.where(rows, s.unsqueeze(1), self.S),
+            torch.where(rows, row.unsqueeze(1), self.T),
+        )
+
+    def _coefficients(self, s: Tensor) -> Tensor:
+        """s^T U^T T, (B, M)."""
+        return ((self.U * s.unsqueeze(1)).sum(2).unsqueeze(2) * self.T).sum(1)
+
+
+class BroydenState(NamedTuple):
+    """The step being tried from z, and H = -P.
+
+    g: phi(z) - z. direction: of the step. full_direction: -H g, (B, D) each, all but z in at least
+    float32. scalars: |g|^2, the step size, rejections in a row and |g|^2 of the last accepted
+    steps, (B, 3 + `WINDOW`). filled: number of factors; (B,) where the state has a fixed shape.
+    """
+
+    z: Tensor
+    g: Tensor
+    direction: Tensor
     full_direction: Tensor
-    merits: tuple[Tensor, ...]
-    rejections: Tensor
+    factors: Factors
+    scalars: Tensor
+    filled: int | Tensor
 
     def transpose_solve(self, g: Tensor) -> Tensor:
         """-H^T g, an estimate of the adjoint (I - J^T)^-1 g, (B, D)."""
-        wide = at_least_float32(g)
-        for u, s in reversed(self.factors):
-            wide = torch.addcmul(wide, s, dot(u, wide))
-        return wide.to(g.dtype)
+        return self.factors.apply_transpose(at_least_float32(g)).to(g.dtype)
 
 
 class Broyden(IterativeSolver):
@@ -66,7 +128,8 @@ class Broyden(IterativeSolver):
     direction is tried with a shorter step.
 
     Superlinear near a solution, also where phi is not a contraction. It stores 2 * memory + 4
-    states.
+    states. A state of fixed shape (`init_fixed`) needs its `memory`, and each of its updates
+    takes as long as one with all factors.
 
     Args:
         memory: most factors kept. None: up to 6 D within 4 MiB a sample, or 20.
@@ -102,47 +165,98 @@ class Broyden(IterativeSolver):
             raise ValueError(f"growth must be > 0; got {growth}")
         self.growth = growth
 
+    def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> BroydenState:
+        if self.memory is None:
+            raise ValueError(
+                "Broyden needs its memory for a state of fixed shape; got memory=None: pass "
+                "memory=m, the most factors kept"
+            )
+        state, M = _begin(z, fz), self.memory
+        U, S = (torch.zeros_like(state.g).unsqueeze(1).repeat(1, M, 1) for _ in range(2))
+        T = torch.zeros_like(U[:, :, :1]).repeat(1, 1, M)
+        count = torch.zeros_like(state.g[:, 0], dtype=torch.int64)
+        direction = torch.zeros_like(state.g)
+        return state._replace(factors=Factors(U, S, T), filled=count, direction=direction)
+
+    def update_fixed(
+        self, k: Tensor, z: Tensor, fz: Tensor, state: BroydenState
+    ) -> tuple[Tensor, BroydenState]:
+        return self.advance(k, z, fz, state, Evaluation(z, reads=False))
+
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: BroydenState | None
     ) -> tuple[Tensor, BroydenState]:
-        may_sync = self.may_sync
         if state is None:
-            new = accept_or_backtrack(None, z, fz, may_sync=may_sync)
-            trial = LineSearchState(z, new.g, new.merit, new.g, new.step_size)
-            merit = new.merit.detach()
-            return fz, BroydenState(trial, (), new.g, (merit,), torch.zeros_like(merit))
-        trial, factors, full_direction, merits, rejections = state
-        max_merit = (1 + self.growth / k) ** 2 * functools.reduce(torch.maximum, merits)
-        accepted, all_accepted, start, g, merit, step_size = accept_or_backtrack(
-            trial, z, fz, may_sync=may_sync, max_merit=max_merit
-        )
-        if len(factors) >= self.most_factors(z.shape[1], z.dtype):
-            factors = _keep_last_half(factors)
-            full_direction = _apply(factors, trial.g)
-        s = trial.step_size * trial.direction
-        if all_accepted:
-            p = after = _apply(factors, g)
-            rejections = torch.zeros_like(rejections)
+            return fz, _begin(z, fz)
+        g = fz - z
+        tracked = torch.is_grad_enabled() and (g.requires_grad or state.direction.requires_grad)
+        on_host = computes_on_host(g) and not (tracked or carries_tangents())
+        if on_host and not self.may_sync:
+            return _advance_unseen(self, k, z, fz, state)
+        return self.advance(k, z, fz, state, Evaluation(g, reads=on_host))
+
+    def advance(
+        self,
+        k: int | Tensor,
+        z: Tensor,
+        fz: Tensor,
+        state: BroydenState,
+        evaluate: Evaluation,
+    ) -> tuple[Tensor, BroydenState]:
+        """`update` with numbers evaluated in this way."""
+        end, last = at_least_float32(fz - z), evaluate.read(state.scalars.T)
+        (merit,) = evaluate.read(inner_products(end.detach(), (end.detach(),)))
+        accepted, learns, *new = evaluate(accept, [merit, *last], self._constants(k))
+        factors, full_direction, count = self._with_room(state)
+        s, start, g = evaluate.multiply(last[1], state.direction), z, end
+        if evaluate.all(accepted):
+            p = after = factors.apply(end)
         else:
-            end = at_least_float32(fz - z)
-            learns = accepted | _is_near(end.detach(), trial.merit.detach(), rejections)
+            at_end, used = (evaluate.column(x) > 0 for x in (accepted, learns))
+            start, g = torch.where(at_end, z, state.z), torch.where(at_end, end, state.g)
             # Elsewhere the trial is not used: s = q = 0.
-            s = torch.where(learns, s, 0.0)
-            p = torch.where(learns, _apply(factors, torch.where(learns, end, 0.0)), full_direction)
-            after = torch.where(accepted, p, full_direction)
-            rejections = torch.where(accepted, 0.0, rejections + 1)
-        factors = (*factors, (_factor(s, full_direction - p, may_sync=may_sync), s))
-        full_direction = _apply(factors[-1:], after)
-        direction = _clip_direction(
-            full_direction, s, merit, eps=torch.finfo(z.dtype).eps, may_sync=may_sync
-        )
-        if not all_accepted:
-            half = _half_as_long(s, direction)
-            step_size = torch.where(accepted | ~learns, step_size, half)
-        new_trial = LineSearchState(start, g, merit, direction, step_size)
-        moved = torch.addcmul(start, step_size, direction).to(z.dtype)
-        merits = _shift(merits, merit.detach(), None if all_accepted else accepted)
-        return moved, BroydenState(new_trial, factors, full_direction, merits, rejections)
+            s = torch.where(used, s, 0.0)
+            p = torch.where(used, factors.apply(torch.where(used, end, 0.0)), full_direction)
+            after = torch.where(at_end, p, full_direction)
+        q = full_direction - p
+        square, inner, along = evaluate.read(inner_products(s, (s, q, after)))
+        (weight,) = evaluate(pair_weight, [square, inner], ())
+        u = evaluate.multiply(weight, s - q)
+        factors = factors.append(u, s) if isinstance(count, int) else factors.put(count, u, s)
+        full_direction = evaluate.add(after, along, u)
+        size = full_direction.detach()
+        numbers = [*evaluate.read(inner_products(size, (size,))), constant(square), new[0], new[1]]
+        clip_by = (torch.finfo(z.dtype).eps, torch.finfo(end.dtype).tiny)
+        cut, new[1] = evaluate(clip, [*numbers, accepted, learns], clip_by)
+        direction = evaluate.multiply(cut, full_direction)
+        moved = evaluate.add(start, new[1], direction).to(z.dtype)
+        scalars, count = evaluate.pack(new), count + 1 if isinstance(k, int) else count + (k > 0)
+        return moved, BroydenState(start, g, direction, full_direction, factors, scalars, count)
+
+    def _constants(self, k: int | Tensor) -> Sequence[Any]:
+        """By how much |g|^2 may grow, and whether fewer than `WINDOW` steps were accepted."""
+        if isinstance(k, int):
+            return (1 + self.growth / k) ** 2, float(k < WINDOW)
+        return (1 + self.growth / k.clamp_min(1)) ** 2, k < WINDOW
+
+    def _with_room(self, state: BroydenState) -> tuple[Factors, Tensor, int | Tensor]:
+        """The factors with a place for one more, -H g by them, and how many they are."""
+        factors, full_direction, count = state.factors, state.full_direction, state.filled
+        if isinstance(count, int):
+            if count >= self.most_factors(state.g.shape[1], state.z.dtype):
+                factors = _keep_last_half(factors)
+                full_direction, count = factors.apply(state.g), count // 2
+            return factors, full_direction, count
+        if self.memory is not None and self.memory >= self.max_iter:
+            return factors, full_direction, count
+        full = (count >= factors.U.shape[1]).any()
+        given = [*factors, full_direction, count, state.g]
+        if torch.compiler.is_compiling():
+            *factors_, full_direction, count = torch.cond(full, _halved, _as_they_are, given)
+        else:
+            pairs = zip(_halved(*given), given, strict=False)
+            *factors_, full_direction, count = (torch.where(full, a, b) for a, b in pairs)
+        return Factors(*factors_), full_direction, count
 
     def most_factors(self, D: int, dtype: torch.dtype) -> int:
         """Factors kept for states of D numbers."""
@@ -157,91 +271,189 @@ class Broyden(IterativeSolver):
         return f"{memory}growth={self.growth:g}, {super().extra_repr()}"
 
 
-def _apply(factors: tuple[tuple[Tensor, Tensor], ...], p: Tensor) -> Tensor:
-    """The product of all (I + u s^T) with p, (B, D)."""
-    for u, s in factors:
-        p = torch.addcmul(p, u, dot(s, p))
-    return p
+def _begin(z: Tensor, fz: Tensor) -> BroydenState:
+    """The state after a plain step."""
+    g = at_least_float32(fz - z)
+    U, T = g.new_zeros(len(g), 0, g.shape[1]), g.new_zeros(len(g), 0, 0)
+    dtype = torch.float32 if g.device.type == "mps" else torch.float64
+    merit = torch.linalg.vecdot(g.detach(), g.detach()).to(dtype).unsqueeze(1)
+    scalars = torch.cat((merit, torch.ones_like(merit), torch.zeros_like(merit)), 1)
+    scalars = torch.cat((scalars, merit.expand(-1, WINDOW)), 1)
+    return BroydenState(z, g, g, g, Factors(U, U, T), scalars, 0)
 
 
-def _apply_inverse(factors: tuple[tuple[Tensor, Tensor], ...], p: Tensor) -> Tensor:
-    """The product of all (I + u s^T), inverted, with p, (B, D)."""
-    for u, s in reversed(factors):
-        p = torch.addcmul(p, u, dot(s, p) / (1 + dot(s, u)), value=-1)
-    return p
+def _halved(
+    U: Tensor, S: Tensor, T: Tensor, full_direction: Tensor, count: Tensor, g: Tensor
+) -> tuple[Tensor, ...]:
+    """All factors with the last half of their secant pairs, -H g, and the count."""
+    M = U.shape[1]
+    kept = _keep_last_half(Factors(U, S, T))
+    pad = M - M // 2
+    U, S = (torch.nn.functional.pad(x, (0, 0, 0, pad)) for x in kept[:2])
+    T = torch.nn.functional.pad(kept.T, (0, pad, 0, pad))
+    return U, S, T, kept.apply(g), torch.full_like(count, M // 2)
 
 
-def _keep_last_half(
-    factors: tuple[tuple[Tensor, Tensor], ...],
-) -> tuple[tuple[Tensor, Tensor], ...]:
+def _as_they_are(
+    U: Tensor, S: Tensor, T: Tensor, full_direction: Tensor, count: Tensor, g: Tensor
+) -> tuple[Tensor, ...]:
+    return U.clone(), S.clone(), T.clone(), full_direction.clone(), count.clone()
+
+
+def _keep_last_half(factors: Factors) -> Factors:
     """The factors that the last half of the secant pairs gives from -I."""
-    kept: tuple[tuple[Tensor, Tensor], ...] = ()
-    for j in range(len(factors) - len(factors) // 2, len(factors)):
-        u, s = factors[j]
-        q = s - dot(s, s) / (1 + dot(s, u)) * u  # from u = (s - q) / (s . q)
-        q = _apply(kept, _apply_inverse(factors[:j], q))  # of y = -(F_{j-1} ... F_1)^-1 q
-        kept = (*kept, (_factor(s, q, may_sync=False), s))
+    M, h = factors.U.shape[1], factors.U.shape[1] // 2
+    u, s = factors.U[:, M - h :], factors.S[:, M - h :]
+    ratio = (s * s).sum(2, keepdim=True) / (1 + (s * u).sum(2, keepdim=True))
+    q = s - ratio * u  # from u = (s - q) / (s . q)
+    y = _apply_inverses(factors, q)  # up to the sign
+    B, D = len(s), s.shape[2]
+    kept = Factors(s.new_zeros(B, 0, D), s.new_zeros(B, 0, D), s.new_zeros(B, 0, 0))
+    for j in range(h):
+        step, change = s[:, j], kept.apply(y[:, j])
+        numbers = inner_products(step, (step, change)).to(torch.float64).unbind()
+        (weight,) = pair_weight(TENSORS, numbers, ())
+        kept = kept.append(weight.unsqueeze(1).to(step.dtype) * (step - change), step)
     return kept
 
 
-def _is_near(g: Tensor, merit: Tensor, rejections: Tensor) -> Tensor:
-    """Whether a rejected step, which ended in g, is to update H, (B, 1); merit of its start."""
-    grown = dot(g, g) <= MAX_GROWTH**2 * merit  # False where g is not finite
-    return grown & (rejections < MAX_LEARNED)
+def _apply_inverses(factors: Factors, q: Tensor) -> Tensor:
+    """Of the last h factors, each: the product of those before it, inverted, with q_j, (B, h, D).
+
+    The inverse of I + U^T T S is I - U^T R^-1 S, R the upper triangle of I + S U^T.
+    """
+    U, S = factors.U, factors.S
+    M, h = U.shape[1], q.shape[1]
+    K = torch.stack([(S * U[:, i : i + 1]).sum(2) for i in range(M)], 2)
+    right = torch.stack([(S * q[:, j : j + 1]).sum(2) for j in range(h)], 2)
+    index = torch.arange(M, device=q.device)
+    right = right * (index.unsqueeze(1) < index[M - h :]).to(q.dtype)
+    c = right.new_zeros(len(q), 0, h)
+    for i in range(M - 1, -1, -1):
+        rest = right[:, i] - (K[:, i, i + 1 :].unsqueeze(2) * c).sum(1)
+        c = torch.cat(((rest / (1 + K[:, i, i : i + 1])).unsqueeze(1), c), 1)
+        q = q - c[:, 0].unsqueeze(2) * U[:, i : i + 1]
+    return q
 
 
-def _shift(
-    merits: tuple[Tensor, ...], merit: Tensor, accepted: Tensor | None
-) -> tuple[Tensor, ...]:
-    """The last merits with the new one where it was accepted; None: in all samples."""
-    after = (*merits, merit)[-WINDOW:]
-    if accepted is None:
-        return after
-    before = (*merits, merits[-1])[-WINDOW:] if len(merits) < WINDOW else merits
-    return tuple(torch.where(accepted, a, b) for a, b in zip(after, before, strict=True))
+def accept(
+    kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]
+) -> Sequence[Number]:
+    """Whether a trial is accepted and whether H learns from it, and `BroydenState.scalars` after.
+
+    numbers: |g|^2 at its end, and the scalars before. constants: how much the largest of the last
+    |g|^2 may grow, and whether fewer than `WINDOW` steps were accepted.
+    """
+    merit, last, step, rejections, *window = numbers
+    growth, early = constants
+    largest = window[0]
+    for other in window[1:]:
+        largest = kind.where(other > largest, other, largest)
+    accepted = (merit <= growth * largest) & (step > 0)  # False where g is not finite
+    near = (merit <= MAX_GROWTH**2 * last) & (rejections < MAX_LEARNED)
+    # The minimiser of the parabola through the start, its slope and the end of the trial.
+    below = merit - last + 2 * last * step
+    shorter = last * step * step / (below + (below == 0))
+    shorter = kind.where(shorter < 0.5 * step, shorter, 0.5 * step)
+    shorter = kind.where(shorter > 0.1 * step, shorter, 0.1 * step)
+    shorter = kind.where(shorter < MIN_STEP_SIZE, 0.0, shorter)
+    newest = kind.where(accepted, merit, window[-1])
+    shifts = accepted | (early > 0)
+    return [
+        accepted,
+        accepted | near,
+        kind.where(accepted, merit, last),
+        kind.where(accepted, 1.0, shorter),
+        kind.where(accepted, 0.0, rejections + 1),
+        *(kind.where(shifts, a, b) for a, b in zip([*window[1:], newest], window, strict=True)),
+    ]
 
 
-def _half_as_long(s: Tensor, direction: Tensor) -> Tensor:
-    """Step size along the direction, at most 1, that makes half the step s, (B, 1)."""
-    with torch.no_grad():
-        ratio = torch.linalg.vector_norm(s, dim=1, keepdim=True)
-        ratio = ratio / torch.linalg.vector_norm(direction, dim=1, keepdim=True)
-        return (0.5 * ratio).nan_to_num(0.0).clamp_max(1.0)
+def pair_weight(
+    kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]
+) -> Sequence[Number]:
+    """weight of u = weight (s - q), 1 / (s . q) with q damped towards s for a small pivot.
 
-
-def _factor(s: Tensor, q: Tensor, *, may_sync: bool) -> Tensor:
-    """u = (s - q) / (s . q) with q damped towards s where the pivot is small, (B, D)."""
-    square, inner = dot(s, s), dot(s, q)
-    regular = inner.detach().abs() > LEAST_PIVOT * square.detach()  # False for s = 0
-    if may_sync and bool(regular.all()):
-        return inner.reciprocal() * (s - q)
+    numbers: s . s and s . q.
+    """
+    square, inner = numbers
+    zero = kind.zeros_like(square)
+    regular = kind.where(inner < 0, -inner, inner) > LEAST_PIVOT * square  # False for s = 0
     moved = square > 0
-    square = torch.where(moved, square, 1.0)
+    square = kind.where(moved, square, 1.0)
     # The inner `where` keeps inf, and 0 * inf in the gradient, away from regular samples.
-    pivot = torch.where(regular, 2.0, inner / square)
-    goal = torch.copysign(torch.full_like(pivot, LEAST_PIVOT), pivot.detach())
+    pivot = kind.where(regular, 2.0, inner / square)
+    goal = kind.where(pivot < 0, zero - LEAST_PIVOT, zero + LEAST_PIVOT)
     theta = (1 - goal) / (1 - pivot)
     # s - q_theta = theta (s - q) and s . q_theta = |s|^2 (1 - theta + theta pivot).
-    damped = theta / (square * (1 - theta + theta * pivot))
-    weight = torch.where(regular, torch.where(regular, inner, 1.0).reciprocal(), damped)
-    return torch.where(moved, weight, 0.0) * (s - q)
+    below = square * (1 - theta + theta * pivot)
+    damped = theta / (below + (below == 0))
+    weight = kind.where(regular, 1 / kind.where(regular, inner, 1.0), damped)
+    return [kind.where(moved, weight, 0.0)]
 
 
-def _clip_direction(
-    direction: Tensor, s: Tensor, merit: Tensor, *, eps: float, may_sync: bool
-) -> Tensor:
-    """The direction, cut to |g| / sqrt(eps) and to 4 |s|, where s is not 0; merit is |g|^2.
+def clip(kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]) -> Sequence[Number]:
+    """The factor, at most 1, that cuts a direction to |g| / sqrt(eps) and to 4 |s|, where s is not
+    0, and the size of the next step along it.
 
     Where phi has no fixed point, z + 1 say, secant steps would grow until phi(z) - z is lost in
     the rounding of z, with precision eps, and looks like a solution; where |g| is bounded, they
-    would alternate with growing length.
+    would alternate with growing length. After a rejected step from which H has learned the next
+    one is at most half as long.
     """
-    with torch.no_grad():
-        last = MAX_LENGTHENING**2 * dot(s, s)
-        largest = torch.minimum(merit / eps, torch.where(last > 0, last, torch.inf))
-        fraction = largest / dot(direction, direction)
-        if may_sync and bool((fraction >= 1).all()):
-            return direction
-        tiny = torch.finfo(merit.dtype).tiny
-        factor = fraction.sqrt().nan_to_num(nan=1.0).clamp(min=tiny, max=1.0)
-    return factor * direction
+    size, square, merit, step, accepted, learns = numbers
+    eps, tiny = constants
+    last = MAX_LENGTHENING**2 * square
+    largest = kind.least(kind.where(last > 0, last, math.inf), merit / eps)
+    cut = kind.sqrt(largest / (size + (size == 0)))
+    cut = kind.where(cut < 1, cut, 1.0)
+    cut = kind.where(cut > tiny, cut, tiny)
+    length = cut * kind.sqrt(size)
+    half = 0.5 * kind.sqrt(square) / (length + (length == 0))
+    half = kind.where(half < 1, half, 1.0)
+    return [cut, kind.where((accepted > 0) | ((learns > 0) ^ True), step, half)]
+
+
+LIBRARY.define(
+    "broyden(Tensor z, Tensor fz, Tensor[] state, int count, int k, int memory, float growth) "
+    "-> Tensor[]"
+)
+
+
+def _advance_unseen(
+    solver: Broyden, k: int, z: Tensor, fz: Tensor, state: BroydenState
+) -> tuple[Tensor, BroydenState]:
+    """`Broyden.advance` on the host as one operation, so that nothing in it counts as a read."""
+    *given, factors, scalars, count = state
+    memory = solver.most_factors(z.shape[1], z.dtype)
+    tensors = [*given, *factors, scalars]
+    result = torch.ops.fixpoint.broyden(z, fz, tensors, count, k, memory, solver.growth)
+    moved, start, g, direction, full_direction, *factors, scalars = result
+    count = factors[0].shape[1]
+    new = BroydenState(start, g, direction, full_direction, Factors(*factors), scalars, count)
+    return moved, new
+
+
+def _operation(
+    z: Tensor, fz: Tensor, state: list[Tensor], count: int, k: int, memory: int, growth: float
+) -> list[Tensor]:
+    *given, U, S, T, scalars = state
+    z0, g, direction, full = given
+    start = BroydenState(z0, g, direction, full, Factors(U, S, T), scalars, count)
+    evaluate = Evaluation(z, reads=True)
+    moved, new = _solver(memory, growth).advance(k, z, fz, start, evaluate)
+    result = [moved, *new[:4], *new.factors, new.scalars]
+    seen: set[int] = {id(z)}
+    for i, x in enumerate(result):  # an operation returns new tensors, each once
+        if id(x) in seen:
+            result[i] = x.clone()
+        seen.add(id(x))
+    return result
+
+
+@functools.cache
+def _solver(memory: int, growth: float) -> Broyden:
+    return Broyden(memory=memory, growth=growth)
+
+
+LIBRARY.impl("broyden", _operation, "CPU")

@@ -15,6 +15,10 @@ class FiniteDifferences(Derivatives):
     evaluations, a product 3.
     """
 
+    def evaluate(self, z: Tensor) -> Tensor:
+        """phi(z), (B, D)."""
+        return self.phi(z)
+
     def jacobian(self, z: Tensor) -> Tensor:
         """J of each sample, (B, D, D)."""
         h = self._step(z)

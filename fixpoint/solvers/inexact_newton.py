@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from fixpoint._validation import at_least
-from fixpoint.solvers.base import IterativeSolver, LoopOptions, Norm
+from fixpoint.solvers.base import IterativeSolver, LoopOptions, Norm, Solver, option_names
 
 
 class InexactNewton(IterativeSolver):
@@ -88,6 +88,14 @@ class InexactNewton(IterativeSolver):
     def learns_steps(self) -> bool:
         return self.learn
 
+    def as_adjoint(self) -> Solver:
+        """Its steps averaged over time, where they are not the same."""
+        if self.timesteps is None:
+            return self
+        names = [name for name in option_names(type(self)) if name not in self.shared_options]
+        options = {name: getattr(self, name) for name in names}
+        return type(self)(**options, eta=self.eta.detach().mean(0), learn=False)
+
     def with_options(self, **options: Any) -> InexactNewton:
         other, K = super().with_options(**options), self.eta.shape[-1]
         if other.max_iter > K:
@@ -103,6 +111,14 @@ class InexactNewton(IterativeSolver):
 
     def update(self, k: int, z: Tensor, fz: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return torch.lerp(z, fz, state[k]), state
+
+    def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> Tensor:
+        return self.init(z, t)
+
+    def update_fixed(
+        self, k: Tensor, z: Tensor, fz: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return torch.lerp(z, fz, state.index_select(0, k.view(1))), state
 
     def steps(self, t: int | None = None) -> Tensor:
         """eta of the K updates at time t, (K,)."""

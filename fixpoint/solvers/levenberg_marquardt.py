@@ -122,7 +122,7 @@ class LevenbergMarquardt(IterativeSolver):
         relative = (merit / torch.where(first > 0, first, 1.0)) ** 0.25
         size = torch.linalg.matrix_norm(A).unsqueeze(1)
         step = solve_damped(A, g, damping.sqrt() * size * relative)
-        rest = g - torch.einsum("bij,bj->bi", A, step)
+        rest = g - (A * step.unsqueeze(1)).sum(2)
         predicted = merit - dot(rest, rest)
         step = torch.where(plain > 0, g, step)
         new = LevenbergMarquardtState(

@@ -119,15 +119,18 @@ class Newton(IterativeSolver):
         after = accept_or_backtrack(trial, z, fz, may_sync=self.may_sync, max_merit=max_merit)
         watchdog = Watchdog() if state is None else state.watchdog
         after, watchdog = watchdog.follow(after, may_sync=self.may_sync)
+        # J is known where phi was evaluated. Samples put back elsewhere have a direction.
+        at = after.z if torch.is_grad_enabled() else z
         accepted, all_accepted, z, g, merit, step_size = after
         forcing = _forcing(state, accepted, merit)
         linear_result: Tensor | None = None
         blocks: tuple[Block, ...] = ()
         if self.linear == "direct":
-            direction = _direct(derivatives.jacobian(z), g, may_sync=self.may_sync)
+            direction = _direct(derivatives.jacobian(at), g, may_sync=self.may_sync)
         else:
-            rtol = torch.where(accepted[:, 0], forcing, torch.inf)  # the others have a direction
-            solution = self._krylov(derivatives, z, g, rtol, () if state is None else state.blocks)
+            moved = accepted if watchdog.returns is None else accepted & ~watchdog.returns
+            rtol = torch.where(moved[:, 0], forcing, torch.inf)
+            solution = self._krylov(derivatives, at, g, rtol, () if state is None else state.blocks)
             direction, linear_result, blocks = solution.x, solution.result, solution.blocks
         plain: Tensor | None = None
         newton: Tensor | None = None
@@ -137,6 +140,7 @@ class Newton(IterativeSolver):
             direction = torch.where(accepted, direction, refused)
             if linear_result is not None and state.linear_result is not None:
                 linear_result = torch.where(accepted[:, 0], linear_result, state.linear_result)
+        direction, watchdog = watchdog.direct(direction)
         new = (z + step_size * direction).to(z.dtype)
         new_trial = LineSearchState(z, g, merit, direction, step_size)
         return new, NewtonState(

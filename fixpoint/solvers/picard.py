@@ -37,5 +37,13 @@ class Picard(IterativeSolver):
     def update(self, k: int, z: Tensor, fz: Tensor, state: None) -> tuple[Tensor, None]:
         return (fz if self.beta == 1 else torch.lerp(z, fz, self.beta)), None
 
+    def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> tuple[()]:
+        return ()
+
+    def update_fixed(
+        self, k: Tensor, z: Tensor, fz: Tensor, state: tuple[()]
+    ) -> tuple[Tensor, tuple[()]]:
+        return self.update(0, z, fz, None)[0], ()
+
     def extra_repr(self) -> str:
         return f"beta={self.beta:g}, {super().extra_repr()}"

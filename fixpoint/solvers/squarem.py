@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ class SQUAREMState(NamedTuple):
     """Start z and change r = phi(z) - z of a cycle, (B, D), and its plain end phi(phi(z)).
 
     bound: largest |alpha| of each sample, (B, 1); reached: whether the last one was cut to it.
+    phase: of the cycle, 0 to 2; (B, 1) where the state has a fixed shape.
     """
 
     z: Tensor
@@ -26,6 +27,7 @@ class SQUAREMState(NamedTuple):
     plain: Tensor
     bound: Tensor
     reached: Tensor
+    phase: Any
 
 
 class SQUAREM(IterativeSolver):
@@ -56,16 +58,35 @@ class SQUAREM(IterativeSolver):
     def __init__(self, **options: Unpack[IterativeOptions]) -> None:
         super().__init__(**options)
 
+    def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> SQUAREMState:
+        state = _begin(z)
+        return state._replace(phase=torch.zeros_like(state.bound, dtype=torch.int64))
+
+    def update_fixed(
+        self, k: Tensor, z: Tensor, fz: Tensor, state: SQUAREMState
+    ) -> tuple[Tensor, SQUAREMState]:
+        proposal, new = self._finish(z, fz, state)
+        for phase, step in enumerate((self._start, self._extrapolate)):
+            chosen = state.phase == phase
+            other, changed = step(z, fz, state)
+            proposal = torch.where(chosen, other, proposal)
+            pairs = zip(changed, new, strict=True)
+            new = SQUAREMState(*(torch.where(chosen, a, b) for a, b in pairs))
+        return proposal, new._replace(phase=(state.phase + 1) % 3)
+
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: SQUAREMState | None
     ) -> tuple[Tensor, SQUAREMState]:
-        if state is None:
-            bound = torch.ones_like(at_least_float32(z[:, :1]))
-            state = SQUAREMState(z, z, z, bound, torch.zeros_like(bound, dtype=torch.bool))
-        if k % 3 == 0:
-            return fz, state._replace(z=z, r=at_least_float32(fz - z))
-        if k % 3 == 1:
-            return self._extrapolate(z, fz, state)
+        state = _begin(z) if state is None else state
+        phase = state.phase
+        step = (self._start, self._extrapolate, self._finish)[phase]
+        proposal, new = step(z, fz, state)
+        return proposal, new._replace(phase=(phase + 1) % 3)
+
+    def _start(self, z: Tensor, fz: Tensor, state: SQUAREMState) -> tuple[Tensor, SQUAREMState]:
+        return fz, state._replace(z=z, r=at_least_float32(fz - z))
+
+    def _finish(self, z: Tensor, fz: Tensor, state: SQUAREMState) -> tuple[Tensor, SQUAREMState]:
         g = at_least_float32(fz - z)
         accepted = dot(g, g) <= dot(state.r, state.r)
         wider = torch.where(state.reached, WIDENING * state.bound, state.bound)
@@ -86,3 +107,9 @@ class SQUAREM(IterativeSolver):
         alpha = -torch.where(reached, bound, length)
         new = state.z + (alpha * (alpha * v - 2 * r)).to(z.dtype)
         return new, state._replace(plain=fz, reached=reached)
+
+
+def _begin(z: Tensor) -> SQUAREMState:
+    bound = torch.ones_like(at_least_float32(z[:, :1]))
+    reached = torch.zeros_like(bound, dtype=torch.bool)
+    return SQUAREMState(z, at_least_float32(z), z, bound, reached, 0)

@@ -143,6 +143,20 @@ def test_one_unit(slope):
     assert [interval.lower.item(), interval.upper.item()] == pytest.approx(ends, rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_no_step_is_feasible_where_a_direction_does_not_move(dtype):
+    """I - J singular up to rounding: some eigenvalue of J is 1."""
+    generator = torch.Generator().manual_seed(0)
+    for D in range(2, 30):
+        Q = torch.linalg.qr(torch.randn(D, D, generator=generator, dtype=torch.float64))[0]
+        slopes = 2 * torch.rand(D, generator=generator, dtype=torch.float64) - 1
+        slopes[-1] = 1
+        J = ((Q * slopes) @ Q.mT).to(dtype)
+        assert not feasible_eta(
+            lambda z, J=J: z @ J, torch.zeros(1, D, dtype=dtype)
+        ).feasible.item()
+
+
 def test_no_step_is_feasible_for_the_identity_map():
     interval = feasible_eta(lambda z: z, torch.zeros(1, 3))
     assert not interval.feasible.item()

@@ -314,7 +314,8 @@ def test_a_row_without_fixed_point_does_not_poison_the_others(name, backward):
     slope = torch.full((10, 1), 0.5, dtype=torch.float64)
     slope[9] = 1.0
     quiet = {"on_failure": "ignore"} if backward is Implicit else {}
-    layer = FixedPoint(make_solver(name, rtol=0.0, atol=1e-10), backward(**quiet))
+    solver = make_solver(name, rtol=0.0, atol=1e-10)
+    layer = FixedPoint(solver, backward(**quiet), on_failure="ignore")
     solution = layer(lambda z: slope * z + w, torch.zeros(10, 1, dtype=torch.float64))
     assert solution.converged.tolist() == [True] * 9 + [False]
     (good,) = torch.autograd.grad(solution.z[:9].sum(), w, retain_graph=True)
@@ -327,7 +328,8 @@ def test_a_row_without_fixed_point_does_not_poison_the_others(name, backward):
 def test_a_row_that_overflows_does_not_poison_the_others(backward):
     w = torch.tensor(0.25, requires_grad=True)
     z0 = torch.tensor([[0.0], [3.0]])
-    solution = FixedPoint(Picard(), backward())(lambda z: w + z**3, z0)
+    layer = FixedPoint(Picard(), backward(), on_failure="ignore")
+    solution = layer(lambda z: w + z**3, z0)
     assert solution.result.tolist() == [Result.CONVERGED, Result.NONFINITE]
     solution.z.sum().backward()
     z = solution.z[0].item()
@@ -342,7 +344,7 @@ def test_a_row_that_overflows_does_not_poison_the_others(backward):
 def test_unrolling_past_a_row_that_runs_away(solver, growth, check_every):
     w = torch.tensor(1.0, requires_grad=True)
     slope, runaway = torch.tensor([[0.5], [0.5], [0.3]]), torch.tensor([[0.0], [growth], [0.0]])
-    layer = FixedPoint(solver(check_every=check_every), Unrolled())
+    layer = FixedPoint(solver(check_every=check_every), Unrolled(), on_failure="ignore")
     solution = layer(lambda z: w * (slope * z + runaway * z.exp()) + 1, torch.full((3, 1), 3.0))
     assert solution.converged.tolist() == [True, False, True]
     solution.z[::2].sum().backward()
@@ -360,7 +362,8 @@ def test_unrolling_past_steps_that_were_taken_back(solver, check_every):
         outside.append(bool((z < 0).any()))
         return z - 5 * (w * torch.sqrt(z) - c)
 
-    layer = FixedPoint(solver(check_every=check_every, rtol=1e-10), Unrolled())
+    solver = solver(check_every=check_every, rtol=1e-10)
+    layer = FixedPoint(solver, Unrolled(), on_failure="ignore")
     solution = layer(phi, torch.full((2, 1), 1.5, dtype=torch.float64)).check()
     assert any(outside)
     solution.z.sum().backward()  # z = (c / w)^2
@@ -411,7 +414,7 @@ def test_the_layer_twice_in_one_graph_and_backward_twice():
 def test_options_of_the_adjoint_reach_it():
     for max_iter in (2, 7):
         adjoint = Picard(max_iter=max_iter, rtol=1e-15, atol=0.0)
-        backward = Implicit(adjoint, on_failure="ignore")
+        backward = Implicit(adjoint, failed="keep", on_failure="ignore")
         layer = FixedPoint(Picard(**TIGHT), backward)
         x = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
         layer(lambda z: 0.5 * z + x, torch.zeros_like(x)).z.backward()
@@ -543,3 +546,11 @@ def test_a_nan_cotangent_remains_in_its_row():
     z = layer(lambda z: 0.5 * z + x, torch.zeros(2, 1)).z
     z.backward(torch.tensor([[math.nan], [1.0]]))
     assert x.grad[1].item() == pytest.approx(2, rel=1e-4)
+
+
+def test_the_default_adjoint_of_steps_by_time_needs_no_time():
+    steps = {"max_iter": 60, "eta": 0.7, "learn": False, "rtol": 1e-8}
+    layer = FixedPoint(InexactNewton(timesteps=3, **steps), Implicit())
+    a = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
+    layer(lambda z: a * z + 1, torch.zeros(1, 1, dtype=torch.float64), t=1).z.sum().backward()
+    assert torch.allclose(a.grad, torch.full_like(a, 4.0), rtol=1e-6)

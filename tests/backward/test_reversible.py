@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 import torch
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 from fixpoint import Anderson, FixedPoint, InexactNewton, Picard, Reversible, Unrolled
 
@@ -100,3 +100,50 @@ def test_updates_are_repeated_under_the_autocast_of_the_forward_pass():
             ).z
         gradients.append(torch.autograd.grad(z.sum(), linear.weight)[0])
     torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+def test_a_backward_pass_that_is_differentiated_again(slots):
+    """z* = 1 / (1 - a): dz/da = 4, d2z/da2 = 16 at a = 1/2, whatever the loss."""
+    layer = FixedPoint(Picard(max_iter=100, rtol=0.0, atol=0.0), Reversible(slots))
+
+    def solution(a):
+        return layer(lambda z: a * z + 1, torch.zeros(1, 1, dtype=torch.float64)).z
+
+    a = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    z = solution(a)
+    (g,) = torch.autograd.grad(z.sum(), a, create_graph=True)
+    (found,) = torch.autograd.grad((z + g**2).sum(), a)
+    assert found.item() == pytest.approx(4 + 2 * 4 * 16)
+    for loss, expected in ((torch.sum, 16.0), (lambda z: z.square().sum(), 2 * 16 + 2 * 2 * 16)):
+        H = torch.autograd.functional.hessian(lambda a, loss=loss: loss(solution(a)), a.detach())
+        assert H.item() == pytest.approx(expected)
+    deep = FixedPoint(InexactNewton(max_iter=4, eta=0.3), Reversible(2)).double()
+
+    def run(W, x, z0):
+        return deep(lambda z: torch.tanh(z @ W.T + x), z0).z
+
+    assert gradgradcheck(run, inputs(), fast_mode=True)
+
+
+def test_a_map_that_branches_is_evaluated_again():
+    found = []
+    for backward in (Reversible(2), Unrolled()):
+        a = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        layer = FixedPoint(Picard(max_iter=40, rtol=0.0, atol=0.0), backward)
+        phi = lambda z, a=a: a * z + 1 if z.mean() <= 1 else 0.2 * z + 2 * a  # noqa: E731
+        z = layer(phi, torch.zeros(1, 1, dtype=torch.float64)).z
+        found.append(torch.autograd.grad(z.sum(), a)[0])
+    torch.testing.assert_close(*found)
+
+
+def test_a_tensor_without_a_gradient_at_some_updates():
+    """b multiplies a constant at every other update: what has no gradient there adds nothing."""
+    found = []
+    for backward in (Reversible(2), Unrolled()):
+        b = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        layer = FixedPoint(Picard(max_iter=7, rtol=0.0, atol=0.0), backward)
+        phi = lambda z, b=b: b * z + 1 if z.mean() < 1.9 else 0.5 * z + b.detach()  # noqa: E731
+        z = layer(phi, torch.zeros(1, 1, dtype=torch.float64)).z
+        found.append(torch.autograd.grad(z.sum(), b)[0])
+    torch.testing.assert_close(*found)

@@ -1,12 +1,14 @@
 """What is particular to Newton's method and to its Krylov solve."""
 
+import warnings
+
 import numpy as np
 import pytest
 import scipy.optimize
 import torch
 from support.hard_problems import HARD, bratu
 
-from fixpoint import Newton, Result, solve
+from fixpoint import LevenbergMarquardt, Newton, Result, solve
 from fixpoint.solvers.gmres import LinearResult, gmres
 
 TIGHT = {"rtol": 1e-10, "atol": 0.0}
@@ -163,3 +165,47 @@ def test_undamped_steps_of_one_sample_leave_the_others_as_they_are():
     alone = [solve(problem.phi, row[None].to(F64), newton) for row in z0]
     assert together.iterations.tolist() == [s.iterations.item() for s in alone]
     torch.testing.assert_close(together.z, torch.cat([s.z for s in alone]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", [Newton(), LevenbergMarquardt()])
+def test_a_jacobian_under_detect_anomaly(solver):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, that it is slow
+        with torch.autograd.detect_anomaly():
+            assert solve(torch.cos, torch.zeros(2, 1), solver).converged.all()
+
+
+@pytest.mark.parametrize("solver", [Newton(), LevenbergMarquardt()])
+def test_a_jacobian_that_does_not_fit_names_gmres(solver):
+    with pytest.raises(RuntimeError, match=r'4000000000000 bytes.*Newton\(linear="gmres"\)'):
+        solve(torch.cos, torch.zeros(1, 10**6), solver)
+
+
+class Half(torch.autograd.Function):
+    """z / 2 whose backward pass reads numbers, so that it cannot be batched."""
+
+    @staticmethod
+    def forward(ctx, z):
+        return 0.5 * z
+
+    @staticmethod
+    def backward(ctx, g):
+        return 0.5 * g if g.sum().item() < torch.inf else g
+
+
+def test_a_jacobian_without_a_batched_backward_pass():
+    """By single passes where D is small; where it is large the solver to take is named."""
+    solution = solve(lambda z: Half.apply(z) + 1, torch.zeros(2, 3), Newton())
+    assert solution.iterations.tolist() == [1, 1]
+    assert torch.allclose(solution.z, torch.full((2, 3), 2.0))
+    with pytest.raises(RuntimeError, match=r'choose Newton\(linear="gmres"\)'):
+        solve(lambda z: Half.apply(z) + 1, torch.zeros(1, 600), Newton())
+
+
+@pytest.mark.parametrize("name", ["tanh_gain_1.5", "log_pole", "van_der_pol"])
+@pytest.mark.parametrize("linear", ["direct", "gmres"])
+def test_an_update_takes_one_evaluation(name, linear):
+    """Where steps are refused and undamped steps taken back, too."""
+    (problem,) = [p for p in HARD if p.name == name]
+    solution = solve(problem.phi, problem.z0, Newton(linear=linear, max_iter=40, **TIGHT))
+    assert solution.evaluations == solution.iterations.item() + 1

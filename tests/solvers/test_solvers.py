@@ -133,7 +133,7 @@ def test_broyden_restarts_and_converges_within_its_memory(memory):
         def update(self, k, z, fz, state):
             nonlocal largest
             z, state = super().update(k, z, fz, state)
-            largest = max(largest, len(state.factors))
+            largest = max(largest, state.filled)
             return z, state
 
     solver = Watched(memory=memory, rtol=1e-9, atol=0.0, max_iter=2000)

@@ -60,7 +60,8 @@ def scalar_equilibrium(
     # One unit a row: Newton solves the adjoint exactly in one step.
     layer = FixedPoint(
         Newton(max_iter=0, rtol=1.0),
-        Implicit(Newton(rtol=1e-12, atol=0.0), on_failure="ignore"),
+        Implicit(Newton(rtol=1e-12, atol=0.0), failed="keep", on_failure="ignore"),
+        on_failure="ignore",
     )
     h = layer(lambda h: phi(h, column), start.unsqueeze(1)).z.squeeze(1)
     return torch.where(bracketed, h, torch.nan).reshape(alpha.shape)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +16,13 @@ from fixpoint._torch import tree_leaves, tree_map
 from fixpoint._tree import Tree
 from fixpoint._validation import at_least, names_options
 from fixpoint.backward import Backward, Phantom
-from fixpoint.failure import OnFailure
+from fixpoint.failure import FailedRows, OnFailure
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.deq.freezing import frozen
 from fixpoint.models.deq.supervision import supervised_states
 from fixpoint.regularization import jac_reg
 from fixpoint.solution import Solution
 from fixpoint.solvers import Solver
-from fixpoint.solvers.base import IterativeOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class DEQ(nn.Module):
@@ -35,19 +34,23 @@ class DEQ(nn.Module):
     `regularized` penalizes its violation.
 
     Args:
-        f: module called as f(z, x), returning a tree like z; each batch row on its own.
+        f: module or function called as f(z, x), returning a tree like z; each batch row on its own.
         solver: a solver or its name, `Anderson()` if not given.
         backward: `Implicit()` if not given, `Unrolled`, or `Phantom`.
         hidden_size: H of a state z of shape (B, H); None for a state of the shape of x.
         eval_solver: solver of evaluation mode, with another tolerance or budget; None takes
             `solver`.
-        on_failure: "ignore", "warn" (once) or "raise" where samples do not converge.
+        failed: the gradient of samples that do not converge; see `FixedPoint`.
+        on_failure: "warn" (once), "raise" or "ignore" where samples do not converge.
 
-    Inputs: x, z0, options
+    Inputs: x, z0, batched, options
         x: the injected input, a tree of tensors (B, ...).
         z0: start of the solve and shape of the state, any tree of (B, ...); zeros if not given. A
             warm start is the solution for an input nearby: `deq(x, deq.solution.z)`.
-        options: of the solver, for this call alone: `deq(x, max_iter=100, rtol=1e-6)`.
+        batched: False where x and z0 have no batch axis, or where samples depend on each other, so
+            that all are one state.
+        options: of the solver, for this call alone, `deq(x, max_iter=100, rtol=1e-6)`; and further
+            arguments of f by name, `deq(x, mask=mask)`.
 
     Outputs: z
         z: z*, a tree like z0.
@@ -83,27 +86,34 @@ class DEQ(nn.Module):
     @names_options
     def __init__(
         self,
-        f: nn.Module,
+        f: Callable[..., Tree],
         solver: str | Solver | None = None,
-        backward: Backward | None = None,
+        backward: Backward | str | None = None,
         *,
         hidden_size: int | None = None,
         eval_solver: str | Solver | None = None,
-        on_failure: OnFailure = "ignore",
+        failed: FailedRows | None = None,
+        on_failure: OnFailure = "warn",
     ) -> None:
         super().__init__()
+        if not callable(f):
+            raise TypeError(f"f must be a module or a function of z and x; got {f!r}")
         self.f = f
-        self.fixed_point = FixedPoint(solver, backward, on_failure=on_failure)
+        self.fixed_point = FixedPoint(solver, backward, failed=failed, on_failure=on_failure)
         self.evaluation: FixedPoint | None = None
         if eval_solver is not None:
             backward = self.fixed_point.backward
-            self.evaluation = FixedPoint(eval_solver, backward, on_failure=on_failure)
+            self.evaluation = FixedPoint(
+                eval_solver, backward, failed=failed, on_failure=on_failure
+            )
         self.hidden_size = None if hidden_size is None else at_least(1, hidden_size=hidden_size)
         self.solution: Solution | None = None
 
-    def forward(self, x: Tree, z0: Tree | None = None, **options: Unpack[IterativeOptions]) -> Tree:
-        with frozen(self.f) as f:
-            return self._solve(f, x, z0, **options)
+    def forward(
+        self, x: Tree, z0: Tree | None = None, *, batched: bool = True, **options: Any
+    ) -> Tree:
+        with self._held(options) as (f, options):
+            return self._solve(f, x, z0, batched, options)
 
     def states(
         self,
@@ -112,16 +122,22 @@ class DEQ(nn.Module):
         *,
         at: Sequence[int],
         gradient: Phantom | None = None,
-        **options: Unpack[IterativeOptions],
+        batched: bool = True,
+        **options: Any,
     ) -> list[Tree]:
         """States along the solve, each differentiable, and z* last; see `supervised_states`.
 
         For a loss on the way to the equilibrium, as `correction_loss`.
         """
-        with frozen(self.f) as f:
-            start = self._start(x) if z0 is None else z0
+        with self._held(options) as (f, options):
             states, self.solution = supervised_states(
-                self._layer(), lambda z: f(z, x), start, at=at, gradient=gradient, **options
+                self._layer(),
+                lambda z: f(z, x),
+                self._start(x, batched) if z0 is None else z0,
+                at=at,
+                gradient=gradient,
+                batched=batched,
+                **options,
             )
         return states
 
@@ -132,26 +148,43 @@ class DEQ(nn.Module):
         *,
         samples: int | None = 1,
         generator: torch.Generator | None = None,
+        batched: bool = True,
+        **options: Any,
     ) -> tuple[Tree, Tensor]:
         """z* and the penalty `jac_reg` of f at z*, (B,), for one more evaluation of f.
 
         Its gradient reaches f, not z*: `loss + weight * penalty.mean()`.
         """
-        with frozen(self.f) as f:
-            z = self._solve(f, x, z0)
-            fixed = tree_map(torch.detach, z)
-            penalty = jac_reg(lambda z: f(z, x), fixed, samples=samples, generator=generator)
+        with self._held(options) as (f, options):
+            z = self._solve(f, x, z0, batched, options)
+            penalty = jac_reg(
+                lambda z: f(z, x),
+                tree_map(torch.detach, z),
+                samples=samples,
+                generator=generator,
+                batched=batched,
+            )
         return z, penalty
+
+    @contextmanager
+    def _held(self, given: dict[str, Any]) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+        """f held still, with those of the given arguments that it takes, and the others."""
+        own = {name: value for name, value in given.items() if _takes(self.f, name, value)}
+        options = {name: value for name, value in given.items() if name not in own}
+        still = frozen(self.f) if isinstance(self.f, nn.Module) else nullcontext(self.f)
+        with still as f:
+            yield (functools.partial(f, **own) if own else f), options
 
     def _solve(
         self,
         f: Callable[..., Any],
         x: Tree,
         z0: Tree | None,
-        **options: Unpack[IterativeOptions],
+        batched: bool,
+        options: dict[str, Any],
     ) -> Tree:
-        start = self._start(x) if z0 is None else z0
-        solution = self._layer()(lambda z: f(z, x), start, **options)
+        start = self._start(x, batched) if z0 is None else z0
+        solution = self._layer()(lambda z: f(z, x), start, batched=batched, **options)
         self.solution = replace(solution, z=tree_map(torch.detach, solution.z))
         return solution.z
 
@@ -160,14 +193,23 @@ class DEQ(nn.Module):
             return self.fixed_point
         return self.evaluation
 
-    def _start(self, x: Tree) -> Tree:
+    def _start(self, x: Tree, batched: bool) -> Tree:
         if self.hidden_size is None:
             return tree_map(torch.zeros_like, x)
         leaf = tree_leaves(x)[0]
-        return leaf.new_zeros(leaf.shape[0], self.hidden_size)
+        return leaf.new_zeros(*leaf.shape[: int(batched)], self.hidden_size)
 
     def extra_repr(self) -> str:
         return "" if self.hidden_size is None else f"hidden_size={self.hidden_size}"
+
+
+def _takes(f: Callable[..., Any], name: str, value: Any) -> bool:
+    """Whether f has an argument of that name behind z and x, or takes any tensors by name."""
+    parameters = inspect.signature(f.forward if isinstance(f, nn.Module) else f).parameters
+    if name in list(parameters)[2:]:
+        return True
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return takes_any and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
 
 setattr(DEQ, "regularised", DEQ.regularized)  # noqa: B010 (the former name; see CHANGELOG)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from fixpoint.models.deq.variational_dropout import Masks, VariationalDropout
+from fixpoint.models.deq.variational_dropout import MASKS, Masks, VariationalDropout
 
 CHANGING = (
     nn.Dropout,
@@ -55,7 +60,8 @@ def frozen(
         function: the map, where it is not the module itself.
 
     Raises:
-        ValueError: the module has a dropout of torch in training mode. A call of
+        ValueError: the module has a dropout of torch in training mode, also that of
+            `nn.MultiheadAttention`, `nn.LSTM`, ... A call of
             `torch.nn.functional.dropout` is not seen.
 
     Example:
@@ -76,7 +82,11 @@ def frozen(
 
 
 class _Held:
-    """The map that `frozen` gives."""
+    """The map that `frozen` gives.
+
+    Several threads may evaluate maps of one module at a time: masks and weights belong to the
+    thread, buffers to the one that holds their lock.
+    """
 
     def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         self.function = function
@@ -84,7 +94,7 @@ class _Held:
         self.weights = {
             part: part()
             for part in module.modules()
-            if isinstance(part, parametrize.ParametrizationList) and "forward" not in vars(part)
+            if isinstance(part, parametrize.ParametrizationList) and part not in WEIGHTS.get()
         }
         training = [part for part in module.modules() if part.training]
         _refuse_changing(training)
@@ -95,48 +105,109 @@ class _Held:
             for part in training
             for name, buffer in part.named_buffers(recurse=False)
         }
-        self.start = {key: buffer.detach().clone() for key, buffer in self.buffers.items()}
+        with BUFFERS if self.buffers else nullcontext():
+            self.start = {key: buffer.detach().clone() for key, buffer in self.buffers.items()}
         self.last: dict[tuple[nn.Module, str], Tensor] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        outer = [part.masks for part in self.dropouts]
+        masks = dict.fromkeys(self.dropouts, self.masks)
+        with ExitStack() as stack:
+            if self.dropouts:
+                stack.enter_context(_value(MASKS, {**masks, **MASKS.get()}))
+            if self.weights:
+                stack.enter_context(_value(WEIGHTS, {**self.weights, **WEIGHTS.get()}))
+                stack.enter_context(_read_from_context(list(self.weights)))
+            if not self.buffers:
+                return self.function(*args, **kwargs)
+            with BUFFERS:
+                return self._with_buffers(args, kwargs)
+
+    def _with_buffers(self, args: Any, kwargs: Any) -> Any:
         # Fresh copies: what one evaluation saved for its backward pass the next may not write to.
         copies = {key: buffer.clone() for key, buffer in self.start.items()}
         before = {(part, name): getattr(part, name) for part, name in copies}
         try:
-            for part in self.dropouts:
-                part.masks = self.masks if part.masks is None else part.masks
-            for weight in self.weights:
-                vars(weight)["forward"] = lambda weight=weight: self._weight(weight)
             _set(copies)
             result = self.function(*args, **kwargs)
             self.last = {(part, name): getattr(part, name) for part, name in copies}
             return result
         finally:
             _set(before)
-            for weight in self.weights:
-                del vars(weight)["forward"]
-            for part, masks in zip(self.dropouts, outer, strict=True):
-                part.masks = masks
-
-    def _weight(self, part: parametrize.ParametrizationList) -> Tensor:
-        weight = self.weights[part]
-        return weight if torch.is_grad_enabled() else weight.detach()
 
     def commit(self) -> None:
         """Give the buffers their values after the last evaluation."""
-        for key, value in self.last.items():
-            # In place: others, such as a distributed wrapper, hold the same tensors.
-            self.buffers[key].copy_(value)
+        with BUFFERS if self.last else nullcontext():
+            for key, value in self.last.items():
+                # In place: others, such as a distributed wrapper, hold the same tensors.
+                self.buffers[key].copy_(value)
+
+
+WEIGHTS: ContextVar[Mapping[nn.Module, Tensor]] = ContextVar(
+    "WEIGHTS", default=MappingProxyType({})
+)
+"""Of each parametrization in the maps that this thread evaluates the weight."""
+BUFFERS = threading.RLock()
+"""Held by the thread that has put copies of buffers into modules."""
+_readers: Counter[parametrize.ParametrizationList] = Counter()
+"""How many evaluations read each parametrization from `WEIGHTS`."""
+_installing = threading.Lock()
+
+
+@contextmanager
+def _value(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+@contextmanager
+def _read_from_context(parts: list[parametrize.ParametrizationList]) -> Iterator[None]:
+    """Within the block these parametrizations give the weights of the thread that asks."""
+    with _installing:
+        for part in parts:
+            _readers[part] += 1
+            vars(part)["forward"] = functools.partial(_weight, part)
+    try:
+        yield
+    finally:
+        with _installing:
+            for part in parts:
+                _readers[part] -= 1
+                if not _readers[part]:
+                    del _readers[part], vars(part)["forward"]
+
+
+def _weight(part: parametrize.ParametrizationList) -> Tensor:
+    weight = WEIGHTS.get().get(part)
+    if weight is None:  # of another thread
+        return type(part).forward(part)
+    return weight if torch.is_grad_enabled() else weight.detach()
 
 
 def _refuse_changing(parts: list[nn.Module]) -> None:
     for part in parts:
-        if isinstance(part, CHANGING) and part.p > 0:
+        option, p = _dropout_of(part)
+        if p > 0:
+            remedy = "use VariationalDropout"
+            if option != "p":
+                remedy = f"set {option}=0, and use VariationalDropout on what it returns"
             raise ValueError(
-                f"{type(part).__name__}(p={part.p:g}) draws a new mask at each evaluation, so the "
-                "map would change during the solve: use VariationalDropout"
+                f"{type(part).__name__}({option}={p:g}) draws a new mask at each evaluation, so "
+                f"the map would change during the solve: {remedy}"
             )
+
+
+def _dropout_of(part: nn.Module) -> tuple[str, float]:
+    """The option of a module of torch that sets its random masks, and its value."""
+    if isinstance(part, CHANGING):
+        return "p", part.p
+    if isinstance(part, nn.MultiheadAttention):
+        return "dropout", part.dropout
+    if isinstance(part, nn.RNNBase) and part.num_layers > 1:
+        return "dropout", part.dropout
+    return "p", 0.0
 
 
 def _set(buffers: dict[tuple[nn.Module, str], Tensor]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from fixpoint.backward import Phantom
 from fixpoint.backward.base import with_gradient_of
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.solution import Result, Solution
-from fixpoint.solvers import IterativeSolver
+from fixpoint.solvers import Auto, IterativeSolver
 from fixpoint.solvers.base import IterativeOptions
 
 if TYPE_CHECKING:
@@ -30,22 +31,23 @@ def supervised_states(
     *,
     at: Sequence[int],
     gradient: Phantom | None = None,
+    batched: bool = True,
     **options: Unpack[IterativeOptions],
 ) -> tuple[list[Tree], Solution]:
     """States of one solve after `at` updates, z* last, and the `Solution`.
 
     A loss on them trains phi to come near its equilibrium early, which keeps a solve short. The
     solve is the same as without; z* has the gradient of the layer, the others a phantom gradient
-    at their state. A sample that has ended before repeats its last state.
+    at their state. A sample that has ended before repeats its solution. No other state is kept.
 
     Args:
         layer: solver, an `IterativeSolver`, and backward.
-        phi, z0, options: as for `FixedPoint`.
+        phi, z0, batched, options: as for `FixedPoint`.
         at: numbers of updates, increasing, from 1.
         gradient: of the states before z*; `Phantom()` if not given.
 
     Returns:
-        len(at) + 1 trees like z0; a solution whose z is detached and whose trace has the iterates.
+        len(at) + 1 trees like z0; the solution, its z detached.
 
     Raises:
         ValueError: `at` is not increasing, or beyond max_iter.
@@ -77,20 +79,42 @@ def supervised_states(
             f"{list(at)}"
         )
     gradient = Phantom() if gradient is None else gradient
-    packing = Packing(z0)
-    solution = layer(phi, z0, **{**options, "record": "iterates"})
-    assert solution.trace is not None
-    assert solution.trace.iterates is not None
-    iterates = solution.trace.iterates
+    solver = solver.with_options(**options)
+    layer.backward.check(solver)
+    kept: dict[int, Tensor] = {}
+    if isinstance(solver, Auto):  # its stages make the updates
+        solver = solver.with_options(record="iterates")
+    solution = layer.solve_by(_keeping(solver, at, kept), phi, z0, batched=batched)
+    if solution.trace is not None and solution.trace.iterates is not None:
+        kept.update(enumerate(solution.trace.iterates))
+    end = replace(solution, z=tree_map(torch.detach, solution.z))
+    packing = Packing(z0, batched=batched)
+    last, packed = packing.pack(end.z), packing.wrap(phi)
     lost = (solution.result == Result.NONFINITE.value)[:, None]
     states = []
     for count in at:
-        z = iterates[min(count, len(iterates) - 1)]
+        z = kept.get(count, last)
         if torch.is_grad_enabled():
-            moved = gradient.updates.run(packing.wrap(phi), z).z
+            moved = gradient.updates.run(packed, z).z
             z = torch.where(lost, z, with_gradient_of(z, moved))
         states.append(packing.unpack(z))
-    return [*states, solution.z], replace(solution, z=tree_map(torch.detach, solution.z))
+    return [*states, solution.z], end
+
+
+def _keeping(
+    solver: IterativeSolver, at: Sequence[int], kept: dict[int, Tensor]
+) -> IterativeSolver:
+    """The solver, which keeps the states after so many updates, and no other."""
+    solver = copy.copy(solver)
+    update = solver.update
+
+    def keeping(k: int, z: Tensor, *given: Any, **options: Any) -> tuple[Tensor, Any]:
+        if k in at:
+            kept[k] = z.detach()
+        return update(k, z, *given, **options)
+
+    vars(solver)["update"] = keeping
+    return solver
 
 
 def correction_loss(

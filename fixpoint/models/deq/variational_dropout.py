@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+
 import torch
 from torch import Size, Tensor, nn
 
 Masks = dict[tuple[nn.Module, Size], Tensor]
 """Masks of one solve: one for each dropout and shape of input."""
+
+MASKS: ContextVar[Mapping[nn.Module, Masks]] = ContextVar("MASKS", default=MappingProxyType({}))
+"""Of each dropout in the maps that this thread evaluates the masks."""
 
 
 class VariationalDropout(nn.Module):
@@ -43,9 +50,6 @@ class VariationalDropout(nn.Module):
         True
     """
 
-    masks: Masks | None = None
-    """Those of the held map that is being evaluated; None at all other times."""
-
     def __init__(self, p: float = 0.5, *, shared_dims: tuple[int, ...] = ()) -> None:
         super().__init__()
         if not 0 <= p < 1:
@@ -60,18 +64,19 @@ class VariationalDropout(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return z
-        if self.masks is None:
+        masks = MASKS.get().get(self)
+        if masks is None:
             raise RuntimeError(
                 "VariationalDropout was called in training mode outside of a held map, so its mask "
                 "would change at every evaluation: solve `with frozen(model) as phi`, or use DEQ; "
                 "outside of a fixed point use torch.nn.Dropout"
             )
         key = (self, z.shape)
-        if key not in self.masks:
+        if key not in masks:
             with torch.no_grad():
                 keep = z.new_empty(self._mask_shape(z)).bernoulli_(1 - self.p)
-                self.masks[key] = keep / (1 - self.p)
-        return z * self.masks[key].to(z.dtype)
+                masks[key] = keep / (1 - self.p)
+        return z * masks[key].to(z.dtype)
 
     def _mask_shape(self, z: Tensor) -> list[int]:
         shape = list(z.shape)

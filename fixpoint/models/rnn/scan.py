@@ -109,12 +109,24 @@ def solve_steps(
     *,
     start: int | None = 0,
 ) -> Iterator[Solution]:
-    """The solution of each time step, the next one started at its z; arguments as for `scan`."""
-    at, h = cell.bind(x), h0
+    """The solution of each time step, the next one started at its z; arguments as for `scan`.
+
+    States have the units of the activation: a default atol does not follow their scale.
+    """
+    at, h, fixed_point = cell.bind(x), h0, _with_absolute_atol(fixed_point)
     for t in range(len(x)):
         solution = fixed_point(at(t, h), h, t=None if start is None else start + t)
         h = solution.z
         yield solution
+
+
+def _with_absolute_atol(fixed_point: FixedPoint) -> FixedPoint:
+    solver = fixed_point.solver.absolute()
+    if solver is fixed_point.solver:
+        return fixed_point
+    other = FixedPoint(solver, fixed_point.backward)
+    other.non_convergence = fixed_point.non_convergence
+    return other
 
 
 def mask_nonfinite(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -16,8 +16,7 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Stall, Trace
 from fixpoint.solvers.base import Record, Solver, SolverOptions, checked_record
 from fixpoint.solvers.finite_differences import derivatives_of
-from fixpoint.solvers.residual import ResidualNorm
-from fixpoint.solvers.status import has_stalled
+from fixpoint.solvers.loop import Gauge, has_stalled
 
 METHODS = (
     "hybr",
@@ -102,10 +101,10 @@ class SciPySolver(Solver):
         """Solve from z, (B, D), without gradient; see `Solver.run`."""
         z = z.detach().clone()
         fz = phi(z)
-        norm = ResidualNorm(z, self.tolerance, getattr(phi, "columns", ()))
-        r, finite = norm.measure_once(z, fz)
+        gauge = Gauge(z, fz, self.tolerance, getattr(phi, "columns", ()))
+        r, finite = gauge.measure(z, fz)
         searches = [
-            _SampleSolve(self, norm, phi, z, row, fz, start)
+            _SampleSolve(self, gauge, phi, z, row, fz, start)
             for row, start in enumerate(torch.where(finite, r, torch.inf).tolist())
         ]
         if derivatives is None:
@@ -155,14 +154,14 @@ class _SampleSolve:
     def __init__(
         self,
         solver: SciPySolver,
-        norm: ResidualNorm,
+        gauge: Gauge,
         phi: MatrixMap,
         z: Tensor,
         row: int,
         fz: Tensor,
         r: float,
     ) -> None:
-        self.norm = norm
+        self.gauge = gauge
         self.solver, self.phi, self.z, self.row = solver, phi, z, row
         self.course = [(z[row].clone(), r)]
         self.x = _numbers(z[row])
@@ -247,7 +246,7 @@ class _SampleSolve:
             self.phi_raised = True
             raise
         z = batch[self.row : self.row + 1]
-        r, finite = self.norm.measure_once(z, fz)
+        r, finite = self.gauge.measure(z, fz, self.row)
         self.course.append((z[0], r.item() if finite.item() else math.inf))
         if self.course[-1][1] <= 1:
             raise _Ended

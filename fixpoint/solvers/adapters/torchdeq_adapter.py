@@ -17,9 +17,8 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Stall
 from fixpoint.solvers.base import Solver, SolverOptions
 from fixpoint.solvers.finite_differences import derivatives_of
+from fixpoint.solvers.loop import Gauge, classify, has_stalled
 from fixpoint.solvers.registry import SOLVERS, make_solver
-from fixpoint.solvers.residual import ResidualNorm
-from fixpoint.solvers.status import classify, has_stalled
 
 THEIR_NAMES = {
     "fixed_point_iter": {"beta": "tau"},
@@ -126,7 +125,7 @@ class TorchDEQSolver(Solver):
                 stall = torch.full_like(step, Stall.GAVE_UP.value)
             else:
                 stall = has_stalled(step, self.max_iter) * Stall.NO_PROGRESS.value
-            result, stall = classify(masked.r, nonfinite=masked.lost, stall=stall)
+            result, stall = classify(torch, masked.r, nonfinite=masked.lost, stall=stall)
             return Solution(
                 z=masked.answer(z),
                 residual=torch.where(masked.lost, masked.best_r, masked.r),
@@ -198,7 +197,9 @@ class _MaskedMap:
     """
 
     def __init__(self, solver: TorchDEQSolver, phi: MatrixMap, z: Tensor) -> None:
-        self.norm = ResidualNorm(z, solver.tolerance, getattr(phi, "columns", ()))
+        self.columns = getattr(phi, "columns", ())
+        self.tolerance = solver.tolerance
+        self.gauge: Gauge | None = None
         self.phi = phi
         self.r = torch.full_like(_norm(z), torch.inf)
         self.lost = torch.zeros_like(self.r, dtype=torch.bool)
@@ -217,7 +218,9 @@ class _MaskedMap:
     def __call__(self, z: Tensor, tau: float = 1.0) -> Tensor:
         self.calls += 1
         fz = self.phi(z)
-        self.r, finite = self.norm.measure_once(z, fz)
+        if self.gauge is None:
+            self.gauge = Gauge(z, fz, self.tolerance, self.columns)
+        self.r, finite = self.gauge.measure(z, fz)
         self.lost = self.lost | ~finite
         better = self.r < self.best_r
         self.best = torch.where(better[:, None], z, self.best)
@@ -291,7 +294,7 @@ def _as_theirs(
     )
     course = _RecordingMap(packing.wrap(func))
     with torch.no_grad():
-        derivatives = derivatives_of(course.phi, z0) if solver.needs_derivatives else None
+        derivatives = course.derivatives_at(z0) if solver.needs_derivatives else None
         solution = solver.run(course, z0, derivatives=derivatives)
     states = [packing.unpack(z) for z in _sampled(solution, indexing)]
     return packing.unpack(solution.z), states, course.info(max_iter, stop_mode, return_final)
@@ -346,7 +349,16 @@ class _RecordingMap:
         self.residuals: dict[str, list[Tensor]] = {"abs": [], "rel": []}
 
     def __call__(self, z: Tensor) -> Tensor:
-        fz = self.phi(z)
+        return self.note(z, self.phi(z))
+
+    def derivatives_at(self, z: Tensor) -> Derivatives:
+        """Derivatives of phi whose evaluations are noted; those of differences are not."""
+        derivatives = derivatives_of(self.phi, z)
+        evaluate = derivatives.evaluate
+        vars(derivatives)["evaluate"] = lambda z: self.note(z, evaluate(z))
+        return derivatives
+
+    def note(self, z: Tensor, fz: Tensor) -> Tensor:
         residual = _norm(fz - z)
         self.residuals["abs"].append(residual)
         self.residuals["rel"].append(residual / (_norm(fz) + GUARD))

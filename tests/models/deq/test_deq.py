@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from fixpoint import Anderson, InexactNewton, Newton, Phantom, Picard, Unrolled
-from fixpoint.models import DEQ, bound_spectral_norm
+from fixpoint.models import DEQ, VariationalDropout, bound_spectral_norm
 from fixpoint.regularization import jac_reg
 
 TIGHT = {"rtol": 1e-13, "atol": 1e-13, "max_iter": 300}
@@ -28,8 +29,9 @@ class Layer(nn.Module):
         return torch.tanh(self.W(z) + self.U(x))
 
 
-def make(solver=None, backward=None, bound=0.8):
-    deq = DEQ(Layer(bound=bound), solver or Anderson(**TIGHT), backward, hidden_size=5)
+def make(solver=None, backward=None, bound=0.8, **options):
+    solver = solver or Anderson(**TIGHT)
+    deq = DEQ(Layer(bound=bound), solver, backward, hidden_size=5, **options)
     return deq.double()
 
 
@@ -146,7 +148,7 @@ def test_the_solution_is_kept_detached_and_holds_no_graph():
 
 
 def test_failures_are_reported_not_raised():
-    deq = make(Anderson(max_iter=2, rtol=1e-10, atol=0.0))
+    deq = make(Anderson(max_iter=2, rtol=1e-10, atol=0.0), on_failure="ignore")
     deq(inputs())
     with pytest.raises(Exception, match="4 of 4 samples did not converge"):
         deq.solution.check()
@@ -177,7 +179,7 @@ def test_state_dict_and_dtype():
         nn.init.normal_(parameter)
     other.load_state_dict(deq.state_dict())
     assert torch.equal(other(x), deq(x))
-    single = DEQ(Layer(), hidden_size=5)
+    single = DEQ(Layer(), hidden_size=5, on_failure="ignore")
     assert single(x.float()).dtype == torch.float32
     half = single.bfloat16()
     assert half(x.bfloat16()).dtype == torch.bfloat16
@@ -235,3 +237,91 @@ def test_repr_and_bad_size():
     assert "hidden_size=5" in repr(make())
     with pytest.raises(ValueError, match="hidden_size must be at least 1; got 0"):
         DEQ(Layer(), hidden_size=0)
+
+
+# Functions, further arguments, one state.
+
+
+def test_a_function_and_further_arguments():
+    x, mask = torch.randn(3, 4), torch.tensor([1.0, 0.0, 1.0, 0.0])
+    torch.testing.assert_close(DEQ(lambda z, x: 0.5 * z + x)(x), 2 * x, rtol=1e-4, atol=1e-4)
+
+    def masked(z, x, mask=None):
+        return mask * (0.5 * z + x)
+
+    deq = DEQ(masked)
+    torch.testing.assert_close(deq(x, mask=mask, rtol=1e-6), 2 * mask * x, rtol=1e-4, atol=1e-4)
+    z, _ = deq.regularized(x, mask=mask, max_iter=3)
+    assert z.shape == x.shape
+    assert len(deq.states(x, at=(1,), mask=mask)) == 2
+    with pytest.raises(TypeError, match="unknown Anderson option 'mask'"):
+        DEQ(Add())(x, mask=mask)
+    with pytest.raises(TypeError, match="f must be a module or a function"):
+        DEQ(3)
+
+
+def test_a_state_without_a_batch_axis():
+    deq, x = make(), inputs()
+    torch.testing.assert_close(deq(x[0], batched=False), deq(x)[0], rtol=1e-8, atol=1e-10)
+    _, penalty = deq.regularized(x[0], batched=False)
+    assert penalty.shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("module", "option"),
+    [
+        (nn.MultiheadAttention(4, 2, dropout=0.1), "dropout=0.1"),
+        (nn.LSTM(4, 4, num_layers=2, dropout=0.2), "dropout=0.2"),
+        (nn.TransformerEncoderLayer(4, 2, dropout=0.3), "=0.3"),
+    ],
+)
+def test_modules_with_random_masks_are_refused(module, option):
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = module
+
+        def forward(self, z, x):
+            return 0.5 * z + x
+
+    x = torch.ones(2, 4)
+    with pytest.raises(ValueError, match=f"{option}.*draws a new mask"):
+        DEQ(Holder())(x)
+    DEQ(Holder().eval())(x)
+    nn.LSTM(4, 4, dropout=0.0)
+
+
+def test_threads_evaluate_one_module():
+    """A parametrized weight, masks and running statistics are those of each thread's solve."""
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.W = bound_spectral_norm(nn.Linear(4, 4), bound=0.5)
+            self.dropout, self.norm = VariationalDropout(0.5), nn.BatchNorm1d(4)
+
+        def forward(self, z, x):
+            return torch.tanh(self.W(self.dropout(z))) + 0.1 * self.norm(x)
+
+    f, errors = Shared(), []
+    x = torch.randn(6, 4)
+    deq = DEQ(f, Picard(max_iter=100), on_failure="ignore")
+    buffers = dict(f.named_buffers())
+
+    def work():
+        try:
+            for _ in range(5):
+                deq(x).sum().backward()
+        except Exception as error:  # threads drop what they raise
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert all(buffers[name] is buffer for name, buffer in f.named_buffers())
+    assert f.norm.num_batches_tracked.item() >= 1
+    assert "forward" not in vars(f.W.parametrizations["weight"])

@@ -109,7 +109,7 @@ def test_nothing_is_kept_in_the_module():
         out = phi(torch.ones(2, 8))
     for other in (dropout, copy.deepcopy(dropout), pickle.loads(pickle.dumps(dropout))):
         assert other.state_dict() == {}
-        assert other.masks is None
+        assert "masks" not in vars(other)
         assert other.p == 0.5
     torch.manual_seed(1)
     with frozen(copy.deepcopy(dropout)) as phi:

@@ -1,5 +1,7 @@
 """States along a solve: their values, their gradients, and the loss on all of them."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -94,7 +96,8 @@ def test_evaluation_may_have_a_solver_of_its_own():
 
 
 def test_options_of_one_call():
-    deq, x = DEQ(Layer(), Anderson(rtol=1e-5), hidden_size=4), torch.randn(5, 3)
+    deq = DEQ(Layer(), Anderson(rtol=1e-5), hidden_size=4, on_failure="ignore")
+    x = torch.randn(5, 3)
     deq(x, max_iter=1)
     assert deq.solution.iterations.max() == 1
     assert deq.fixed_point.solver.max_iter == 50
@@ -115,3 +118,32 @@ def test_a_solve_of_fixed_steps_is_exported_with_any_batch(backward):
     program = torch.export.export(deq, (torch.randn(4, 3),), dynamic_shapes=({0: batch},))
     x = torch.randn(9, 3)
     assert torch.allclose(program.module()(x), deq(x))
+
+
+def test_only_the_states_asked_for_are_kept():
+    class Counting(Picard):
+        def with_options(self, **options):
+            assert options.get("record") is None
+            return super().with_options(**options)
+
+    alive = []
+
+    def phi(z):
+        alive[:] = [ref for ref in alive if ref() is not None]
+        alive.append(weakref.ref(z))
+        most.append(len(alive))
+        return 0.9 * z + 1
+
+    counts = []
+    for updates in (20, 80):
+        most = []
+        layer = FixedPoint(Counting(rtol=1e-12, atol=0.0, max_iter=updates), on_failure="ignore")
+        with torch.no_grad():
+            supervised_states(layer, phi, torch.zeros(2, 1), at=(1, 5))
+        counts.append(max(most))
+    assert counts[1] <= counts[0] + 1
+
+
+def test_auto_has_states_too():
+    states, _ = supervised_states(FixedPoint("auto"), affine(0.5), torch.zeros(1, 1), at=(1,))
+    assert [round(z.item(), 3) for z in states] == [1.0, 2.0]

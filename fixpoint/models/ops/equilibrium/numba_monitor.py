@@ -1,4 +1,4 @@
-"""How each row of a block stands: the rules of `fixpoint.solvers.monitor`, compiled by numba."""
+"""How each row of a block stands: the rules of `fixpoint.solvers.loop.rules`, compiled by numba."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ from fixpoint.models.ops.common.numba_blocks import widest_vectors
 from fixpoint.models.ops.common.numba_cache import cached_njit
 from fixpoint.models.ops.equilibrium.arguments import STALL as _STALL
 from fixpoint.solution import Result, Stall
-from fixpoint.solvers.monitor import FLOOR_CHECK as _FLOOR_CHECK
-from fixpoint.solvers.monitor import FLOOR_CHECKS as _FLOOR_CHECKS
-from fixpoint.solvers.reach import GROWN as _GROWN
-from fixpoint.solvers.reach import MAX_GROWTH as _MAX_GROWTH
-from fixpoint.solvers.reach import MIN_FALL as _MIN_FALL
-from fixpoint.solvers.status import MIN_UPDATES as _MIN_UPDATES
+from fixpoint.solvers.loop import rules
 
-FLOOR_CHECK, FLOOR_CHECKS, MIN_UPDATES = _FLOOR_CHECK, _FLOOR_CHECKS, _MIN_UPDATES
-GROWN, MAX_GROWTH, MIN_FALL = _GROWN, _MAX_GROWTH, _MIN_FALL
+FLOOR_CHECK, FLOOR_CHECKS, MIN_UPDATES = rules.FLOOR_CHECK, rules.FLOOR_CHECKS, rules.MIN_UPDATES
+GROWN, MAX_GROWTH, MIN_FALL = rules.GROWN, rules.MAX_GROWTH, rules.MIN_FALL
 CONVERGED, MAX_ITER = int(Result.CONVERGED), int(Result.MAX_ITER)
 STALLED, NONFINITE = int(Result.STALLED), int(Result.NONFINITE)
 NO_PROGRESS, STEP_REFUSED = int(Stall.NO_PROGRESS), int(Stall.STEP_REFUSED)

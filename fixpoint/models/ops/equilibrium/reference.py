@@ -34,12 +34,12 @@ def equilibrium_reference(inputs: Inputs, method: Method, *, steps: Tensor | Non
     """h_1 .. h_T, (T, B, n), with `steps` in place of those of the solver where given."""
     x, W, bias, U, V, h = inputs
     activation = ACTIVATIONS[method.activation]
-    solver, backward = method.solver, method.backward
+    solver, backward = method.solver.absolute(), method.backward
     if steps is not None:
         solver = GivenSteps(steps, max_iter=steps.shape[1], rtol=solver.rtol, atol=solver.atol)
     if isinstance(backward, Implicit):
-        backward = Implicit(backward.solver, on_failure="ignore")
-    solve = FixedPoint(solver, backward)
+        backward = Implicit(backward.solver, failed="keep", on_failure="ignore")
+    solve = FixedPoint(solver, backward, failed="keep", on_failure="ignore")
     states = []
     for t, u in enumerate(linear(x, W, bias)):
         q = torch.addmm(u, h, V.mT)

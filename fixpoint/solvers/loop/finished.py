@@ -10,13 +10,16 @@ from torch import Tensor
 from fixpoint._torch import tree_map
 
 
-def stop_finished(active: Tensor, tree: Any) -> Any:
-    """The tree of (B, ...) tensors, without gradient in the rows that are not active, (B,).
+def stop_finished(active: Tensor | None, tree: Any) -> Any:
+    """Return the (B, ...) tensors without gradient in the rows that are not active, (B,).
 
     A finished sample is frozen, but `update` still computes with its rows; there differences are
     0 and quotients may be inf. Its zero gradient would become NaN on that way, and a weight sums
     over all rows. `where` lets none of it pass.
     """
+
+    if active is None:
+        return tree
 
     def stop(x: Any) -> Any:
         if not (isinstance(x, Tensor) and x.requires_grad):

@@ -1,0 +1,59 @@
+"""The solve itself, without gradient, for those ways that differentiate its solution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fixpoint._modes import unrecorded
+from fixpoint._torch import gradients, inside_forward_mode, no_gradients
+from fixpoint.derivatives import MatrixMap
+from fixpoint.solution import Solution
+
+NO_GRAPH = "does not require grad"
+"""What torch.autograd.grad says where it is called without grad mode."""
+
+
+def solve_without_gradient(run: Callable[[MatrixMap], Solution], phi: MatrixMap) -> Solution:
+    """run(phi) without gradient, save for the first evaluation of phi.
+
+    What phi makes once and keeps, such as a weight of `parametrize.cached()`, is made there and
+    must have its graph. A phi that differentiates by torch.autograd itself is evaluated under
+    grad mode each time.
+    """
+    if torch.compiler.is_compiling():
+        with no_gradients():
+            return run(phi)
+    with unrecorded():
+        tracking = torch.is_grad_enabled() or inside_forward_mode()
+        first = _FirstWithGradient(phi) if tracking else phi
+        try:
+            with no_gradients():
+                return run(first)
+        except RuntimeError as error:
+            if NO_GRAPH not in str(error):
+                raise
+        with no_gradients():
+            return run(_AlwaysWithGradient(phi))
+
+
+class _FirstWithGradient:
+    def __init__(self, phi: MatrixMap) -> None:
+        self.phi, self.is_first, self.reverse = phi, True, torch.is_grad_enabled()
+        self.columns = getattr(phi, "columns", ())
+
+    def __call__(self, z: Tensor) -> Tensor:
+        if not self.is_first:
+            return self.phi(z)
+        self.is_first = False
+        with gradients(reverse=self.reverse):
+            fz = self.phi(z)
+        return fz.detach()
+
+
+class _AlwaysWithGradient(_FirstWithGradient):
+    def __call__(self, z: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return self.phi(z.detach().requires_grad_()).detach()

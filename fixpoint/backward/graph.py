@@ -1,0 +1,83 @@
+"""The implicit function theorem within a graph, for torch.compile: both solves are one operation.
+
+phi is traced like any other function, so that what it closes over needs no search. First
+derivatives in reverse mode; the compiler has no second ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fixpoint.derivatives import MatrixMap
+from fixpoint.solution import Result, Solution, has_failed
+from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers.loop.graph import iterate_in_graph
+
+
+def solve_implicitly_in_graph(
+    solver: IterativeSolver,
+    adjoint: IterativeSolver,
+    phi: MatrixMap,
+    z0: Tensor,
+    t: int | None,
+    *,
+    keep_failed: bool = False,
+) -> Solution:
+    """The solution, with the gradient of the implicit function theorem.
+
+    Args:
+        adjoint: solves u = J^T u + g for each sample.
+        keep_failed: whether samples that did not converge have a gradient too, as good as their z.
+    """
+    with torch.no_grad():
+        solution = iterate_in_graph(solver, phi, z0, t)
+    if not torch.is_grad_enabled():
+        return solution
+    lost = solution.result == Result.NONFINITE.value
+    without = lost if keep_failed else has_failed(solution.result)
+    # A lost sample has no gradient; phi may not be differentiable where it was lost.
+    z = torch.where(without[:, None], z0.detach(), solution.z)
+    fz = phi(z)
+    u = _Adjoint.apply(fz, z, phi, adjoint, keep_failed)
+    z = torch.where(without[:, None], solution.z, solution.z + (u - u.detach()))
+    return replace(solution, z=z)
+
+
+class _Adjoint(torch.autograd.Function):
+    """fz with the adjoint of z = phi(z) for its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        fz: Tensor,
+        z: Tensor,
+        phi: MatrixMap,
+        adjoint: IterativeSolver,
+        keep_failed: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.phi, ctx.adjoint, ctx.keep_failed = phi, adjoint, keep_failed
+        return fz.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (z,) = ctx.saved_tensors
+        phi = ctx.phi
+        size = g.abs().amax(1, keepdim=True)
+        size = torch.where(size > 0, size, 1.0)
+        unit = g / size
+
+        def affine(u: Tensor) -> Tensor:
+            # The product is made inside the loop, and u in the units of g: rows may be coupled.
+            product = torch.func.vjp(phi, z)[1](u * size)[0]
+            return product / size + unit
+
+        solution = iterate_in_graph(ctx.adjoint, affine, unit, differentiates=True)
+        u = solution.z * size
+        if not ctx.keep_failed:
+            u = torch.where(has_failed(solution.result)[:, None], 0.0, u)
+        return u, None, None, None, None

@@ -1,0 +1,102 @@
+"""Samples without a finite value, kept out of the gradients of all others."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
+
+from fixpoint._modes import map_nested, unrecorded
+from fixpoint._torch import untraced
+
+
+def guard_rows(lost: Tensor | None) -> AbstractContextManager[Any]:
+    """Within the block the rows `lost`, (B,), of each tensor (B, ...) are finite.
+
+    A lost row has a zero gradient, but 0 * NaN is NaN, and a weight sums over all rows. So NaN and
+    inf in a lost row are replaced by 0, in each operation's arguments and results and in their
+    gradients. Rows of a tensor are those of samples only if no other row has such numbers: else
+    the tensor is left as it is.
+    """
+    return nullcontext() if lost is None else _RowGuard(lost)
+
+
+class _RowGuard(TorchFunctionMode):
+    def __init__(self, lost: Tensor) -> None:
+        super().__init__()
+        self.lost = lost
+        self.cleaned: dict[int, tuple[Tensor, Tensor]] = {}  # arguments, with what replaces them
+
+    @untraced
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is clean_rows:
+            return func(*args, **(kwargs or {}))
+        args, kwargs = map_nested((args, kwargs or {}), self._argument)
+        given = {id(x) for x in [*args, *kwargs.values()]}
+        out = func(*args, **kwargs)
+        # A tensor that was written in place must remain the same one.
+        return map_nested(out, lambda x: x if id(x) in given else self._clean(x))
+
+    def _argument(self, x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.grad_fn is not None:
+            return x
+        found = self.cleaned.get(id(x))
+        if found is None or found[0] is not x:
+            found = self.cleaned[id(x)] = x, self._clean(x)
+        return found[1]
+
+    def _clean(self, x: Any) -> Any:
+        if not self._may_have_rows(x):
+            return x
+        with unrecorded():
+            if not x.requires_grad and bool(x.isfinite().all()):
+                return x
+        return clean_rows(x, self.lost)
+
+    def _may_have_rows(self, x: Any) -> bool:
+        return (
+            isinstance(x, Tensor)
+            and (x.is_floating_point() or x.is_complex())
+            and x.layout == torch.strided
+            and x.dim() > 0
+            and x.shape[0] == len(self.lost)
+        )
+
+
+def clean_rows(x: Tensor, lost: Tensor) -> Tensor:
+    """x and its derivatives with 0 for the lost rows that are not finite."""
+    if has_torch_function((x,)):
+        return handle_torch_function(clean_rows, (x,), x, lost)
+    return _CleanRows.apply(x, lost)
+
+
+class _CleanRows(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, lost: Tensor) -> Tensor:
+        return _with_finite_rows(x, lost)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return _with_finite_rows(g, ctx.saved_tensors[0]), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return _with_finite_rows(tangent, ctx.saved_tensors[0])
+
+
+def _with_finite_rows(x: Tensor, lost: Tensor) -> Tensor:
+    bad = ~x.isfinite().reshape(x.shape[0], -1).all(1)
+    rows = bad & lost & ~(bad & ~lost).any()
+    return torch.where(rows.view(-1, *(1,) * (x.dim() - 1)), 0.0, x)

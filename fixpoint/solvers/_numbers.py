@@ -1,0 +1,114 @@
+"""Arithmetic of one number for each sample: of a float, a NumPy array or a tensor.
+
++, -, *, / and sqrt of float64 numbers are rounded alike by all three, so that a formula written
+once gives the same bits for a sample wherever it is evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fixpoint._torch import inside_transform
+
+Number = Any
+"""A float, an array or a tensor, (B,), of float64 numbers; conditions are bool."""
+
+
+class Arithmetic(NamedTuple):
+    """What operators do not offer for all kinds of numbers."""
+
+    where: Callable[[Number, Number, Number], Number]
+    sqrt: Callable[[Number], Number]
+    zeros_like: Callable[[Number], Number]
+
+    def least(self, a: Number, b: Number) -> Number:
+        """The smaller one; b where a is NaN."""
+        return self.where(a < b, a, b)
+
+
+FLOATS = Arithmetic(lambda condition, a, b: a if condition else b, math.sqrt, lambda a: 0.0)
+ARRAYS = Arithmetic(np.where, np.sqrt, np.zeros_like)
+TENSORS = Arithmetic(torch.where, torch.sqrt, torch.zeros_like)
+
+
+Formula = Callable[[Arithmetic, Sequence[Number], Sequence[Any]], Sequence[Number]]
+"""Of numbers and constants."""
+
+
+class Evaluation:
+    """Formulas of numbers of each sample, evaluated on the host or by tensor operations.
+
+    Args:
+        like: a tensor of the samples, (B, ...).
+        reads: whether the host may read values; else numbers remain tensors.
+    """
+
+    def __init__(self, like: Tensor, *, reads: bool) -> None:
+        self.kind = TENSORS if not reads else FLOATS if like.shape[0] == 1 else ARRAYS
+        self.dtype = torch.float32 if like.device.type == "mps" else torch.float64
+
+    def read(self, columns: Tensor) -> Any:
+        """The numbers of a matrix (n, B)."""
+        if self.kind is FLOATS:
+            return columns.flatten().tolist()
+        return columns.double().numpy() if self.kind is ARRAYS else columns.to(self.dtype).unbind()
+
+    def __call__(
+        self, formula: Formula, numbers: Sequence[Number], constants: Sequence[Any]
+    ) -> Sequence[Number]:
+        """The result of a formula."""
+        if self.kind is not ARRAYS:
+            return formula(self.kind, numbers, constants)
+        with np.errstate(all="ignore"):
+            return formula(ARRAYS, numbers, constants)
+
+    def all(self, condition: Number) -> bool:
+        """Whether the host has read that a condition holds for all samples."""
+        if self.kind is TENSORS:
+            return False
+        return condition if isinstance(condition, bool) else bool(condition.all())
+
+    def multiply(self, number: Number, x: Tensor) -> Tensor:
+        """x, (B, D), with each row multiplied by a number."""
+        if self.kind is not TENSORS and self.all(number == 1):
+            return x
+        return x * (number if self.kind is FLOATS else self.column(number).to(x.dtype))
+
+    def add(self, a: Tensor, number: Number, b: Tensor) -> Tensor:
+        """a + number b, (B, D), with a number for each row."""
+        if self.kind is FLOATS:
+            return torch.add(a, b, alpha=number)
+        return torch.addcmul(a, self.column(number).to(b.dtype), b)
+
+    def column(self, number: Number) -> Tensor:
+        """(B, 1)."""
+        if self.kind is TENSORS:
+            return number.unsqueeze(1)
+        return torch.from_numpy(np.reshape(number, (-1, 1)))
+
+    def pack(self, numbers: Sequence[Number]) -> Tensor:
+        """Numbers of each sample as a matrix, (B, n)."""
+        if self.kind is TENSORS:
+            return torch.stack(list(numbers), 1)
+        return torch.from_numpy(np.array(numbers, dtype=np.float64).reshape(len(numbers), -1)).T
+
+
+def constant(number: Number) -> Number:
+    """A number without the graph that a tensor may have."""
+    return number.detach() if isinstance(number, Tensor) else number
+
+
+LIBRARY = torch.library.Library("fixpoint", "FRAGMENT")
+"""Operations of torch for what the host computes without a visible read of values."""
+
+
+def computes_on_host(x: Tensor) -> bool:
+    """Whether numbers of x are at hand on the host, without a wait."""
+    plain = type(x) is Tensor and x.device.type == "cpu"
+    return plain and not torch.compiler.is_compiling() and not inside_transform()

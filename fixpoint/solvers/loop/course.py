@@ -1,0 +1,280 @@
+"""The course of one solve on the host: how its samples stand, and what the loop may skip."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fixpoint._torch import versions
+from fixpoint.derivatives import Derivatives, MatrixMap
+from fixpoint.solution import Solution, Trace
+from fixpoint.solvers._rowwise import choose_rows
+from fixpoint.solvers.loop import rules
+from fixpoint.solvers.loop.norms import Norms, Tolerance
+from fixpoint.solvers.loop.rules import Measures, Rules, Status
+
+CHANGED = (
+    "phi must leave its input and what it returned before as they are; one of them was changed in "
+    "place: use out-of-place operations in phi, and return a new tensor each time"
+)
+
+
+class CourseOptions(Protocol):
+    """What a course needs of a solver; see `IterativeSolver`."""
+
+    record: Literal["residual", "iterates"] | None
+    check_every: int
+    origin: tuple[Tensor, Tensor] | None
+
+    @property
+    def keeps_best(self) -> bool: ...
+    @property
+    def backtracks(self) -> bool: ...
+    @property
+    def restarts(self) -> bool: ...
+    @property
+    def tolerance(self) -> Tolerance: ...
+
+
+class Course:
+    """Measures one solve, freezes its samples and counts; (z, fz, r) always belong together.
+
+    `rules.observe` defines what happens to a sample. While every sample is finite and comes nearer
+    to its solution than before, nothing changes but the smallest residuals, and it is not asked.
+
+    Args:
+        options: of the solver.
+        z: the start, (B, D).
+        norms: of states like it.
+        every: the host looks at each so many updates.
+        most: number of the last update.
+
+    Attributes:
+        status: of the samples, NumPy arrays.
+        done: whether all samples have ended.
+        restarting: samples that were put back and restart, (B,); None where there are none.
+        coupled: whether a sample that had converged no longer has, as rows of phi are coupled.
+    """
+
+    status: Status
+
+    def __init__(
+        self, options: CourseOptions, z: Tensor, norms: Norms, *, every: int, most: int
+    ) -> None:
+        self.options, self.norms, self.most = options, norms, most
+        self.rules = Rules.of(norms, backtracks=options.backtracks, restarts=options.restarts)
+        self.keep_best = options.keeps_best
+        self.every, self.next_check = every, 0
+        self.updates = self.looked = self.evaluations = 0
+        self.done = self.coupled = self.some_failed = False
+        self.all_active = self.all_improved = True
+        self.restarting: Tensor | None = None
+        self.z, self.fz, self.best_z = z, z, z
+        self.active: Tensor | None = None  # on the device; None where all are
+        self.moved: Tensor | None = None
+        self._has_moved: np.ndarray | None = None
+        self._watch(z, z)
+        self.residuals: list[np.ndarray] = []
+        self.iterates: list[Tensor] = []
+
+    def observe(self, k: int, z: Tensor, fz: Tensor, phi: MatrixMap) -> tuple[Tensor, Tensor]:
+        """Measure z with fz = phi(z), after update k, and return both, lost samples put back."""
+        self.updates = k
+        self.evaluations += 1
+        if self.versions is not None and self.versions != versions(*self.given):
+            raise RuntimeError(CHANGED)
+        if k < self.next_check and k < self.most:
+            return z, fz
+        m = self._measure(k, z, fz)
+        if not self._improves(k, m):
+            z, fz = self._look(k, z, fz, m, phi)
+        elif self.some_failed and self.active is not None:
+            self.best_z = choose_rows(self.active, z, self.best_z)
+        else:
+            self.best_z = z
+        self.z, self.fz, self.m, self.looked = z, fz, m, k
+        self.next_check = k + self.every
+        if self.options.record is not None:
+            self.residuals.append(self.status.r)
+        if self.options.record == "iterates":
+            self.iterates.append(z.detach())
+        return z, fz
+
+    def freeze(self, proposal: Tensor, z: Tensor) -> Tensor:
+        """The proposal, with samples that have ended left where they are."""
+        self.moved = None
+        if self.options.backtracks and not self.all_improved:
+            self.moved = (proposal != z).any(1)
+        if self.active is not None:
+            proposal = choose_rows(self.active, proposal, z)
+        self._watch(proposal, self.fz)
+        return proposal
+
+    def _watch(self, z: Tensor, fz: Tensor) -> None:
+        """Note the tensors that phi must not change."""
+        self.given = z, fz
+        self.versions = versions(*self.given)
+
+    def _measure(self, k: int, z: Tensor, fz: Tensor) -> Measures:
+        self._has_moved = None
+        if k == 0:
+            sizes = self.norms.measure(z, fz, z.detach())
+            m = Measures(sizes[0], sizes[1])
+            self._begin(m, sizes[2])
+            return m
+        sizes = self.norms.measure(z, fz, atol=self._atol, flags=self.moved)
+        if self.moved is not None:
+            self._has_moved = (sizes[2] if sizes.ndim == 2 else sizes[2, :, 0]) > 0
+        return Measures(sizes[0], sizes[1])
+
+    def _begin(self, m: Measures, start: np.ndarray) -> None:
+        if self.options.origin is not None:
+            first = self.norms.measure(*self.options.origin, self.options.origin[0])
+            m, start = Measures(first[0], first[1]), first[2]
+        with np.errstate(all="ignore"):
+            self.status = rules.begin(np, m, start)
+        self._note_scale()
+
+    def _note_scale(self) -> None:
+        scale = self.status.scale
+        self._atol = rules.tolerance(np, self.rules, scale)
+        self._bound = rules.GROWN * scale
+
+    def _improves(self, k: int, m: Measures) -> bool:
+        """Whether each moving sample is finite, unsolved and nearer to its solution than ever."""
+        status = self.status
+        if k == 0 or k % rules.FLOOR_CHECK == 0 or m.size.ndim == 2:
+            return False
+        with np.errstate(all="ignore"):
+            r = m.residual / (self.norms.rtol * m.size + self._atol)
+            calm = (r > 1) & (r < status.best_r) & (m.size <= self._bound)
+        if not self.all_active:
+            calm = np.where(status.active, calm, (r <= 1) | (status.r > 1))
+        if not calm.all():
+            return False
+        best_r, best_update = r, np.full_like(status.best_update, k)
+        if not self.all_active:
+            r = np.where(status.active, r, status.r)
+            best_r = np.where(status.active, r, status.best_r)
+            best_update = np.where(status.active, k, status.best_update)
+        none = status.coupled & status.active
+        self.status = status._replace(
+            r=r,
+            best_r=best_r,
+            best_update=best_update,
+            improved=status.active,
+            restarting=none,
+            plain=none,
+        )
+        self.all_improved, self.restarting = True, None
+        return True
+
+    def _look(
+        self, k: int, z: Tensor, fz: Tensor, m: Measures, phi: MatrixMap
+    ) -> tuple[Tensor, Tensor]:
+        """Ask the rules how each sample stands, and put lost ones back: z and fz."""
+        before = self.status
+        if k > self.looked + 1:  # the updates since then were not plain ones
+            before = before._replace(plain=before.plain & False)
+        with np.errstate(all="ignore"):
+            distance = self._distance(z, fz, m) if k else None
+            status = rules.observe(np, self.rules, before, k, m, distance)
+            finite = rules.are_finite(m)
+            if k and torch.is_grad_enabled() and (before.active & ~finite).any():
+                fz = self._evaluate_again(z, fz, phi, finite)
+            if not self.options.backtracks or k == 0:
+                z, fz = self._put_back(z, fz, finite)
+            if self._has_moved is not None:
+                status = rules.end_refused(np, before, status, self._has_moved)
+            if k and k % rules.FLOOR_CHECK == 0 and k < self.most:
+                status = rules.end_at_floor(np, self.rules, status, k, m)
+        self._keep_best(z, status)
+        self._follow(before, status)
+        return z, fz
+
+    def _distance(self, z: Tensor, fz: Tensor, m: Measures) -> np.ndarray | None:
+        """To the solution by the secant of the last step, where a grown state may be one."""
+        if not rules.grown(self.status, m).any():
+            return None
+        change = (fz - z) - (self.fz - self.z)
+        sizes = self.norms.measure(self.z.detach(), z.detach(), change.detach())
+        noise = 4 * self.norms.eps * m.size  # of both residuals
+        change = np.maximum(sizes[2] - noise, 0 * noise)
+        distance = np.where(change > 0, m.residual * sizes[0] / change, np.inf)
+        return np.where(m.residual > 0, distance, 0.0)
+
+    def _evaluate_again(self, z: Tensor, fz: Tensor, phi: MatrixMap, finite: np.ndarray) -> Tensor:
+        """phi(z) whose graph holds lost samples where they were.
+
+        In that of fz their zero gradient would meet inf and spoil the rest.
+        """
+        rows = self._on_device(finite)
+        before = self.best_z if self.options.backtracks else self.z
+        self.evaluations += 1
+        return choose_rows(rows, phi(choose_rows(rows, z, before)), fz.detach())
+
+    def _put_back(self, z: Tensor, fz: Tensor, finite: np.ndarray) -> tuple[Tensor, Tensor]:
+        if finite.all():
+            return z, fz
+        rows = self._on_device(finite)
+        return choose_rows(rows, z, self.z), choose_rows(rows, fz, self.fz)
+
+    def _keep_best(self, z: Tensor, status: Status) -> None:
+        self.all_improved = bool((status.improved | (status.r <= 1)).all())
+        if self.all_improved:
+            self.best_z = z
+        elif self.keep_best and status.improved.any():
+            self.best_z = choose_rows(self._on_device(status.improved), z, self.best_z)
+
+    def _follow(self, before: Status, status: Status) -> None:
+        """Note for the loop what has changed."""
+        self.status = status
+        self.done = not status.active.any()
+        self.coupled = bool(status.coupled)
+        self.restarting = None
+        if status.restarting.any():
+            self.restarting = self._on_device(status.restarting)
+            self.every = 1  # a sample that leaves the domain of phi has to be seen at once
+        if (status.active != before.active).any() or self.updates == 0:
+            self.all_active = bool(status.active.all())
+            self.active = None if self.all_active else self._on_device(status.active)
+            self.some_failed = bool((~status.active & ~(status.r <= 1)).any())
+        self._note_scale()
+
+    def _on_device(self, mask: np.ndarray) -> Tensor:
+        return torch.from_numpy(mask).to(self.z.device)
+
+    def solution(self, z: Tensor, derivatives: Derivatives) -> Solution:
+        """The solution after the last update, z where no better state is kept."""
+        with np.errstate(all="ignore"):
+            result, stall = rules.finish(np, self.rules, self.status, self.updates, self.m)
+            atol_decides = rules.atol_decides(np, self.rules, self.status, self.m)
+        r, solved = self.status.r, self.status.r <= 1
+        iterations = np.where(self.status.active, self.updates, self.status.iterations)
+        if self.keep_best and not solved.all():
+            z = choose_rows(self._on_device(solved), z, self.best_z)
+            r = np.where(solved, r, self.status.best_r)
+        return Solution(
+            z=z.clone(),
+            residual=self._tensor(r, self.norms.dtype),
+            iterations=self._tensor(iterations, torch.int64),
+            evaluations=self.evaluations + derivatives.evaluations,
+            result=self._tensor(result, torch.int8),
+            trace=self._trace(),
+            products=derivatives.products,
+            stall=self._tensor(stall, torch.int8),
+            coupled=self.coupled,
+            atol_decides=self._tensor(atol_decides, torch.bool),
+        )
+
+    def _tensor(self, x: np.ndarray, dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(x)).to(device=self.z.device, dtype=dtype)
+
+    def _trace(self) -> Trace | None:
+        if self.options.record is None:
+            return None
+        residual = self._tensor(np.stack(self.residuals), self.norms.dtype)
+        return Trace(residual, torch.stack(self.iterates) if self.iterates else None)

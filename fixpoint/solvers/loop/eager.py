@@ -1,0 +1,191 @@
+"""The loop of a solve: evaluates phi, updates, and stops."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fixpoint._torch import inside_forward_mode, inside_vmap, no_gradients, tree_map
+from fixpoint.derivatives import Derivatives, MatrixMap
+from fixpoint.solution import Result, Solution, Trace
+from fixpoint.solvers.loop.course import Course, CourseOptions
+from fixpoint.solvers.loop.finished import stop_finished
+from fixpoint.solvers.loop.norms import Norms
+from fixpoint.solvers.loop.whole import RowNorms, as_one, derivatives_as_one, join
+
+VMAP = (
+    "torch.func.vmap cannot pass through a solve to a tolerance, whose end depends on values: make "
+    "its axis the batch axis of z0, or solve with a fixed number of steps (rtol = atol = 0)"
+)
+
+
+class Iteration(CourseOptions, Protocol):
+    """What the loop needs of a solver; see `IterativeSolver`."""
+
+    max_iter: int
+
+    @property
+    def has_tolerance(self) -> bool: ...
+    @property
+    def needs_derivatives(self) -> bool: ...
+    @property
+    def state_has_rows(self) -> bool: ...
+
+    def init(self, z: Tensor, t: int | None) -> Any: ...
+
+    def update(self, k: int, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]: ...
+
+    def restart(self, state: Any, rows: Tensor, z: Tensor, fz: Tensor) -> Any: ...
+
+    def as_one(self, shape: torch.Size) -> Iteration: ...
+
+
+class Problem(NamedTuple):
+    """phi, its derivatives, the time index of a sequence, and the first differentiable update."""
+
+    phi: MatrixMap
+    derivatives: Derivatives
+    t: int | None = None
+    track_from: int = 0
+
+
+def iterate(solver: Iteration, problem: Problem, z: Tensor) -> tuple[Solution, Any]:
+    """The solution from z, (B, D), and the solver's last state.
+
+    Under grad mode the updates from number `track_from` on are differentiable.
+    """
+    tracking, columns = torch.is_grad_enabled(), getattr(problem.phi, "columns", ())
+    with torch.set_grad_enabled(tracking and problem.track_from <= 0):
+        if not solver.has_tolerance:
+            return _fixed_steps(solver, problem, z, tracking)
+        norms = Norms(z, solver.tolerance, columns)
+        return _to_tolerance(solver, problem, z, tracking, norms, solver.max_iter)
+
+
+def _to_tolerance(
+    solver: Iteration, problem: Problem, z: Tensor, tracking: bool, norms: Norms, most: int
+) -> tuple[Solution, Any]:
+    """Until all samples have ended, or for `most` updates; one that has ended does not move."""
+    phi, derivatives, t, track_from = problem
+    given = {"derivatives": derivatives} if solver.needs_derivatives else {}
+    # In a graph a lost sample has to be seen at once, before it enters a weight's sum.
+    every = 1 if tracking or solver.record is not None else solver.check_every
+    course, state = Course(solver, z, norms, every=every, most=most), None
+    evaluate = derivatives.evaluate if solver.needs_derivatives else phi
+    fz = evaluate(z)
+    if inside_vmap(z) or inside_vmap(fz):
+        raise RuntimeError(VMAP)
+    z, fz = course.observe(0, z, fz, phi)
+    for k in range(most):
+        if course.coupled:
+            return _as_one(course, solver, problem, z, tracking, most - k)
+        if course.done:
+            break
+        if k == 0:
+            state = solver.init(z, t)
+        elif course.restarting is not None:
+            state = solver.restart(state, course.restarting, z, fz)
+        stops, start = course.active is not None and torch.is_grad_enabled(), z
+        if stops:
+            start, fz = stop_finished(course.active, (z, fz))
+            state = stop_finished(course.active, state) if solver.state_has_rows else state
+        proposal, state = solver.update(k, start, fz, state, **given)
+        z = course.freeze(proposal, z)
+        if k + 1 == track_from:
+            z, state = _detached(solver, z, state)
+            torch.set_grad_enabled(tracking)
+        fz = evaluate(stop_finished(course.active, z) if stops else z)
+        z, fz = course.observe(k + 1, z, fz, phi)
+    return course.solution(z, derivatives), state
+
+
+def _as_one(
+    course: Course, solver: Iteration, problem: Problem, z: Tensor, tracking: bool, most: int
+) -> tuple[Solution, Any]:
+    """The rest of a solve whose rows of phi depend on each other, with the batch as one sample.
+
+    Each row still reaches the tolerance by itself, as the leaves of a tree do.
+    """
+    first, rows = course.solution(z, problem.derivatives), problem.derivatives
+    phi = as_one(problem.phi, z.shape)
+    whole = problem._replace(phi=phi, derivatives=derivatives_as_one(phi, rows, z.shape))
+    norms = RowNorms(course.norms, z.shape)
+    flat = z.reshape(1, -1)
+    rest, _ = _to_tolerance(solver.as_one(z.shape), whole, flat, tracking, norms, most)
+    return join(first, rest, z.shape), None
+
+
+def _fixed_steps(
+    solver: Iteration, problem: Problem, z: Tensor, tracking: bool
+) -> tuple[Solution, Any]:
+    """Exactly `max_iter` updates; nothing is measured but for a record, and nothing read."""
+    phi, derivatives, t, track_from = problem
+    given = {"derivatives": derivatives} if solver.needs_derivatives else {}
+    evaluate = derivatives.evaluate if solver.needs_derivatives else phi
+    record = _Record(solver, z, getattr(phi, "columns", ()))
+    state = None
+    for k in range(solver.max_iter):
+        if k == track_from and k > 0:
+            z, state = _detached(solver, z, state)
+            torch.set_grad_enabled(tracking)
+        fz = evaluate(z)
+        record.note(z, fz)
+        if k == 0:
+            state = solver.init(z, t)
+        z, state = solver.update(k, z, fz, state, **given)
+    evaluations, residual = solver.max_iter, None
+    if solver.record is not None:
+        record.note(z, phi(z))
+        evaluations, residual = evaluations + 1, record.residuals[-1]
+    shape, device = (z.shape[0],), z.device
+    solution = Solution(
+        z=z,
+        residual=residual,
+        iterations=torch.full(shape, solver.max_iter, dtype=torch.int64, device=device),
+        evaluations=evaluations + derivatives.evaluations,
+        result=torch.full(shape, Result.FIXED_STEPS.value, dtype=torch.int8, device=device),
+        trace=record.trace(),
+        products=derivatives.products,
+    )
+    return solution, state
+
+
+class _Record:
+    """Relative residuals |phi(z) - z| / |phi(z)| and states of a fixed number of steps."""
+
+    def __init__(self, solver: Iteration, z: Tensor, columns: Any) -> None:
+        self.kind = solver.record
+        self.residuals: list[Tensor] = []
+        self.iterates: list[Tensor] = []
+        if self.kind is not None:
+            self.norms = Norms(z, solver.tolerance, columns)
+
+    def note(self, z: Tensor, fz: Tensor) -> None:
+        if self.kind is None:
+            return
+        z, fz = z.detach(), fz.detach()
+        residual, size = (self.norms.size(x, self.norms.dtype) for x in (fz - z, fz))
+        r = torch.where(residual == 0, residual, residual / size)
+        self.residuals.append(r if r.dim() == 1 else r.amax(1))
+        if self.kind == "iterates":
+            self.iterates.append(z)
+
+    def trace(self) -> Trace | None:
+        if self.kind is None:
+            return None
+        iterates = torch.stack(self.iterates) if self.iterates else None
+        return Trace(torch.stack(self.residuals), iterates)
+
+
+def _detached(solver: Iteration, z: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """Both without the tangents of forward mode, which no_grad lets pass."""
+    if not inside_forward_mode():
+        return z, state
+    with no_gradients():
+        return z.clone(), tree_map(_copied, state) if solver.state_has_rows else state
+
+
+def _copied(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) else x

@@ -1,0 +1,46 @@
+"""The residual of single evaluations, for solvers with a loop of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fixpoint.solvers.loop import rules
+from fixpoint.solvers.loop.norms import Norms, Tolerance
+from fixpoint.solvers.loop.rules import Measures, Rules
+
+
+class Gauge:
+    """Measures states as the loop does: |phi(z) - z| / (atol + rtol |phi(z)|).
+
+    Args:
+        z, fz: start and phi(z), (B, D); they give the scale of each sample.
+        tolerance: of the solver.
+        columns: numbers of each leaf of a tree.
+    """
+
+    def __init__(
+        self, z: Tensor, fz: Tensor, tolerance: Tolerance, columns: Sequence[int] = ()
+    ) -> None:
+        self.norms = norms = Norms(z, tolerance, columns)
+        self.rules = Rules.of(norms)
+        residual, size, start = norms.measure(z, fz, z.detach())
+        with np.errstate(all="ignore"):
+            self.status = rules.begin(np, Measures(residual, size), start)
+
+    def measure(self, z: Tensor, fz: Tensor, row: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return residuals and whether z and fz are finite, (B,) each, or of one row, (1, D)."""
+        status = self.status
+        if row is not None:
+            one = slice(row, row + 1)
+            status = status._replace(start=status.start[one], largest=status.largest[one])
+        sizes = self.norms.measure(z, fz, atol=rules.tolerance(np, self.rules, status.scale))
+        m = Measures(sizes[0], sizes[1])
+        with np.errstate(all="ignore"):
+            r = rules.plain_residual(np, self.rules, status, m)
+            finite = rules.are_finite(m)
+        r = torch.from_numpy(r).to(z.device, self.norms.dtype)
+        return r, torch.from_numpy(finite).to(z.device)

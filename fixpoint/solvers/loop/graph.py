@@ -1,0 +1,186 @@
+"""The loop of a solve as one operation of a graph, for torch.compile and torch.export.
+
+The same rules as on the host, on tensors: no value is read, no shape changes. Each update keeps its
+numbers to rounding; a row that is coupled to others moves again by itself (`Solution.coupled`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fixpoint._torch import keep_buffers_apart, tree_flatten, tree_unflatten, while_loop
+from fixpoint.derivatives import MatrixMap
+from fixpoint.solution import Solution
+from fixpoint.solvers.loop import rules
+from fixpoint.solvers.loop.norms import Norms, Tolerance
+from fixpoint.solvers.loop.rules import Measures, Rules, Status
+
+Carried = tuple[Tensor, ...]
+
+
+class GraphIteration(Protocol):
+    """What a loop in a graph needs of a solver; see `IterativeSolver`."""
+
+    max_iter: int
+
+    @property
+    def keeps_best(self) -> bool: ...
+    @property
+    def backtracks(self) -> bool: ...
+    @property
+    def restarts(self) -> bool: ...
+    @property
+    def tolerance(self) -> Tolerance: ...
+
+    def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> Any: ...
+
+    def update_fixed(self, k: Tensor, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]: ...
+
+    def restart_fixed(self, state: Any, rows: Tensor, z: Tensor, fz: Tensor) -> Any: ...
+
+
+def iterate_in_graph(
+    solver: GraphIteration,
+    phi: MatrixMap,
+    z0: Tensor,
+    t: int | None = None,
+    *,
+    differentiates: bool = False,
+) -> Solution:
+    """The solution from z0, (B, D), to the solver's tolerance, without gradient.
+
+    Args:
+        differentiates: whether phi is made of derivatives, which are traced in loops alone.
+    """
+    keep_buffers_apart()
+    z0 = z0.detach()
+    norms = Norms(z0, solver.tolerance, getattr(phi, "columns", ())).on(z0.device)
+    step = _Step(solver, phi, norms)
+    z = own(z0)
+    fz = _evaluate_once(phi, z) if differentiates else phi(z)
+    m = step.measure(z, fz)
+    start = norms.size(z, norms.dtype)
+    status = rules.observe(torch, step.rules, rules.begin(torch, m, start), 0, m)
+    state, spec = tree_flatten(solver.init_fixed(z, fz, t))
+    k = torch.zeros((), dtype=torch.int64, device=z0.device)
+    carried = (k, z, fz, z, m.residual, m.size, *status, *state)
+
+    def goes_on(*carried: Tensor) -> Tensor:
+        return step.goes_on(*carried)
+
+    def body(*carried: Tensor) -> Carried:
+        return step.advance(spec, *carried)
+
+    end = while_loop(goes_on, body, tuple(own(x) for x in carried))
+    return step.solution(end)
+
+
+class _Step:
+    """One update of all samples: the body of the loop, and its condition."""
+
+    def __init__(self, solver: GraphIteration, phi: MatrixMap, norms: Norms) -> None:
+        self.solver, self.phi, self.norms = solver, phi, norms
+        self.rules = Rules.of(norms, backtracks=solver.backtracks, restarts=solver.restarts)
+        self.keep_best = solver.keeps_best
+
+    def goes_on(self, *carried: Tensor) -> Tensor:
+        k, status = carried[0], Status(*carried[6 : 6 + len(Status._fields)])
+        return (k < self.solver.max_iter) & status.active.any()
+
+    def advance(self, spec: Any, *carried: Tensor) -> Carried:
+        k, z, fz, best = carried[:4]
+        before, leaves = _split(carried)
+        state = tree_unflatten(list(leaves), spec)
+        if self.solver.restarts:
+            state = self.solver.restart_fixed(state, before.restarting, z, fz)
+        proposal, state = self.solver.update_fixed(k, z, fz, state)
+        k = k + 1
+        new = _choose(before.active, proposal, z)
+        fnew = self.phi(new)
+        m = self.measure(new, fnew)
+        distance = self._distance(z, fz, new, fnew, m)
+        status = rules.observe(torch, self.rules, before, k, m, distance)
+        if self.rules.backtracks:
+            moved = (proposal != z).any(1)
+            status = rules.end_refused(torch, before, status, moved)
+        else:
+            finite = rules.are_finite(m)
+            new, fnew = _choose(finite, new, z), _choose(finite, fnew, fz)
+        status = self._end_at_floor(status, k, m)
+        if self.keep_best:
+            best = _choose(status.improved, new, best)
+        leaves = tuple(tree_flatten(state)[0])
+        out = (k, new, fnew, best, m.residual, m.size, *status, *leaves)
+        return tuple(own(x) for x in out)
+
+    def measure(self, z: Tensor, fz: Tensor) -> Measures:
+        norms = self.norms
+        return Measures(norms.size(fz - z, norms.dtype), norms.size(fz, norms.dtype))
+
+    def _distance(self, z: Tensor, fz: Tensor, new: Tensor, fnew: Tensor, m: Measures) -> Tensor:
+        """To the solution by the secant of the last step."""
+        norms = self.norms
+        step = norms.size(new - z, norms.dtype)
+        change = norms.size((fnew - new) - (fz - z), norms.dtype) - 4 * norms.eps * m.size
+        distance = m.residual * step / torch.where(change > 0, change, 1.0)
+        distance = torch.where(change > 0, distance, torch.inf)
+        return torch.where(m.residual > 0, distance, 0.0)
+
+    def _end_at_floor(self, status: Status, k: Tensor, m: Measures) -> Status:
+        ended = rules.end_at_floor(torch, self.rules, status, k, m)
+        looks = (k % rules.FLOOR_CHECK == 0) & (k < self.solver.max_iter)
+        return status._replace(
+            floor_checks=torch.where(looks, ended.floor_checks, status.floor_checks),
+            stall=torch.where(looks, ended.stall, status.stall),
+            active=torch.where(looks, ended.active, status.active),
+        )
+
+    def solution(self, end: Carried) -> Solution:
+        k, z, _, best, residual, size = end[:6]
+        status, _ = _split(end)
+        m = Measures(residual, size)
+        result, stall = rules.finish(torch, self.rules, status, k, m)
+        r, solved = status.r, status.r <= 1
+        if self.keep_best:
+            z, r = _choose(solved, z, best), torch.where(solved, r, status.best_r)
+        return Solution(
+            z=z,
+            residual=r,
+            iterations=torch.where(status.active, k, status.iterations),
+            evaluations=k + 1,  # type: ignore[arg-type] # a tensor, as all of the graph
+            result=result.to(torch.int8),
+            stall=stall.to(torch.int8),
+            coupled=status.coupled,
+            atol_decides=rules.atol_decides(torch, self.rules, status, m),
+        )
+
+
+def _evaluate_once(phi: MatrixMap, z: Tensor) -> Tensor:
+    """phi(z) by a loop of one update."""
+
+    def body(k: Tensor, z: Tensor) -> Carried:
+        return k + 1, own(phi(z))
+
+    k = torch.zeros((), dtype=torch.int64, device=z.device)
+    return while_loop(lambda k, z: k < 1, body, (k, own(z)))[1]
+
+
+def own(x: Tensor) -> Tensor:
+    """A copy that no compiler takes for the original.
+
+    Inductor removes a plain clone of the first carry of a loop, and then writes to the original.
+    """
+    return x.logical_not().logical_not() if x.dtype == torch.bool else x.neg().neg()
+
+
+def _split(carried: Carried) -> tuple[Status, Carried]:
+    """The status and the leaves of the solver's state."""
+    count = 6 + len(Status._fields)
+    return Status(*carried[6:count]), carried[count:]
+
+
+def _choose(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(rows[:, None], new, old)

@@ -1,0 +1,127 @@
+"""Samples that fail, in the solve or in the adjoint, and the gradients of weights they share."""
+
+import warnings
+
+import pytest
+import torch
+
+from fixpoint import (
+    SQUAREM,
+    Anderson,
+    ConvergenceError,
+    ConvergenceWarning,
+    FixedPoint,
+    Implicit,
+    Phantom,
+    Picard,
+    Unrolled,
+    solve,
+)
+
+D = torch.float64
+QUIET = {"on_failure": "ignore"}
+TIGHT = {"rtol": 1e-12, "atol": 1e-13, "max_iter": 200}
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("backward", [Implicit(), Unrolled(), Unrolled(last=80), Phantom(80)])
+def test_a_sample_that_is_not_finite_touches_no_weight(backward):
+    maps = {
+        "added": lambda a, x: lambda z: torch.tanh(a * z + x),
+        "times a weight": lambda a, x: lambda z: torch.tanh((0.2 * z + x) * a),
+        "through a matrix": lambda a, x: lambda z: torch.tanh((z + x) @ (0.3 * a.expand(2, 2))),
+    }
+    good = torch.tensor([[0.5, -0.2]], dtype=D)
+    both = torch.tensor([[0.5, -0.2], [0.1, NAN]], dtype=D)
+    for make in maps.values():
+        found = []
+        for x in (good, both):
+            a = torch.tensor(0.5, dtype=D, requires_grad=True)
+            z = FixedPoint(Picard(**TIGHT), backward, **QUIET)(make(a, x), torch.zeros_like(x)).z
+            found.append(torch.autograd.grad(z.nan_to_num().square().sum(), a)[0])
+        torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=0)
+
+
+def slopes(backward, solver, **options):
+    b = torch.tensor(1.0, dtype=D, requires_grad=True)
+    slope = torch.tensor([[0.5], [0.6], [1.0]], dtype=D)
+    layer = FixedPoint(solver, backward, **QUIET, **options)
+    z = layer(lambda z: slope * z + b, torch.zeros(3, 1, dtype=D)).z
+    return torch.autograd.grad(z.mean(), b)[0].item()
+
+
+@pytest.mark.parametrize("name", ["picard", "anderson", "broyden", "squarem", "auto", "newton"])
+def test_a_sample_without_a_fixed_point_contributes_nothing(name):
+    assert slopes(Implicit(**QUIET), name) == pytest.approx(1.5, rel=1e-4)
+
+
+def test_the_policies():
+    for failed, expected in (("zero", 1.5), ("phantom", 1.5 + 1 / 3)):
+        given = slopes(Implicit(**QUIET), Picard(), failed=failed)
+        assert given == pytest.approx(expected, rel=1e-4)
+        assert slopes(Implicit(failed=failed, **QUIET), "picard") == given
+        assert slopes(Phantom(60, failed=failed), "picard") > 1.49
+    assert slopes(Implicit(failed="keep", **QUIET), "picard") > 2
+    with pytest.raises(ConvergenceError, match="1 of 3"):
+        slopes(Implicit(), "picard", failed="raise")
+    for make in (FixedPoint, Implicit, Unrolled, Phantom):
+        with pytest.raises(ValueError, match="unknown failed 'none'.*zero, keep, phantom, raise"):
+            make(failed="none")
+
+
+@pytest.mark.parametrize(("failed", "expected"), [("zero", 2.0), ("phantom", 3.0)])
+def test_a_sample_whose_adjoint_fails(failed, expected):
+    """Of slopes 0.5 and 1 at their fixed point 0 the second has no adjoint: (1 - 1) u = g."""
+    b = torch.zeros((), dtype=D, requires_grad=True)
+    slope = torch.tensor([[0.5], [1.0]], dtype=D)
+    layer = FixedPoint(Anderson(), Implicit(failed=failed, **QUIET))
+    z = layer(lambda z: slope * z + b, torch.zeros(2, 1, dtype=D)).z
+    assert torch.autograd.grad(z.sum(), b)[0].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_unrolled_keeps_the_gradient_of_the_updates():
+    b = torch.tensor(1.0, dtype=D, requires_grad=True)
+    layer = FixedPoint(Picard(max_iter=3), Unrolled(), **QUIET)
+    layer(lambda z: 0.5 * z + b, torch.zeros(1, 1, dtype=D)).z.sum().backward()
+    assert b.grad.item() == pytest.approx(1.75)
+
+
+def test_failures_are_said_once_and_solve_is_silent():
+    torch.manual_seed(0)
+    linear, x = torch.nn.Linear(4, 4), torch.randn(4, 4)
+    torch.nn.init.normal_(linear.weight, std=2.0)
+    layer = FixedPoint(Picard())
+    phi = lambda z: torch.tanh(linear(z) + x)  # noqa: E731
+    with pytest.warns(ConvergenceWarning, match='contribute no gradient .failed="zero"'):
+        layer(phi, torch.zeros(4, 4))
+    layer(phi, torch.zeros(4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        solve(phi, torch.zeros(4, 4), Picard())
+
+
+def test_a_forgotten_batch_axis_is_asked_for():
+    with pytest.warns(ConvergenceWarning, match=r"z0 of shape \(8,\).*z0\[None\] or batched=False"):
+        FixedPoint(Picard())(lambda z: 2 * z + 1, torch.zeros(8))
+
+
+def test_raising_under_vmap():
+    layer = FixedPoint(Picard(max_iter=30), on_failure="raise")
+
+    def f(x, slope):
+        return layer(lambda z: slope * z + x, torch.zeros_like(x)).z
+
+    x = torch.ones(3, 2, 1, dtype=D)
+    z = torch.func.vmap(f, (0, None))(x, torch.tensor(0.5, dtype=D))
+    torch.testing.assert_close(z, 2 * x, rtol=1e-4, atol=0)
+    with pytest.raises(ConvergenceError, match="6 of 6"):
+        torch.func.vmap(f, (0, None))(x, torch.tensor(2.0, dtype=D))
+
+
+def test_the_last_updates_of_a_solver_that_counts():
+    """The Neumann sum of n terms: z* = 2 and dz/da = z* (1 + a + ... + a^(n - 1))."""
+    for n, expected in ((1, 2.0), (2, 3.0), (5, 3.875), (60, 4.0)):
+        a = torch.tensor(0.5, dtype=D, requires_grad=True)
+        layer = FixedPoint(SQUAREM(rtol=1e-12, max_iter=200), Unrolled(last=n))
+        layer(lambda z: a * z + 1, torch.zeros(1, 1, dtype=D)).z.sum().backward()
+        assert a.grad.item() == pytest.approx(expected, rel=1e-9)

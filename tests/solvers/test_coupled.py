@@ -1,0 +1,80 @@
+"""fixpoint.solvers.loop.whole: rows of phi that depend on each other."""
+
+import pytest
+import torch
+
+from fixpoint import SOLVERS, Picard, make_solver, solve
+
+NAMES = [name for name in SOLVERS if name != "inexact-newton"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_coupled_rows(name):
+    """z_0 = z_1 / 2 + 1, z_1 = 0.3 z_0: row 0 is at rest while row 1 is still 0."""
+    z0 = torch.zeros(2, dtype=torch.float64)
+    solution = solve(lambda z: torch.stack([0.5 * z[1] + 1, 0.3 * z[0]]), z0, name)
+    assert solution.converged.all()
+    assert solution.coupled
+    assert solution.z.tolist() == pytest.approx([1 / 0.85, 0.3 / 0.85], rel=1e-4)
+    assert "depend on each other" in repr(solution)
+
+
+@pytest.mark.parametrize("name", ["picard", "anderson", "broyden", "newton"])
+@pytest.mark.parametrize("record", [None, "iterates"])
+def test_nodes_of_a_graph(name, record):
+    """Each row takes the mean of its neighbours on a path; the right answer is a linear solve."""
+    generator = torch.Generator().manual_seed(0)
+    N, D = 12, 3
+    A = torch.diag(torch.ones(N - 1), 1) + torch.diag(torch.ones(N - 1), -1)
+    A = (A / A.sum(1, keepdim=True)).double()
+    W = torch.randn(D, D, generator=generator).double()
+    W = 0.8 * W / torch.linalg.matrix_norm(W, 2)
+    x = torch.zeros(N, D).double()
+    x[0] = 1.0  # all other rows rest until their neighbour has moved
+    M = torch.kron(A, W)
+    exact = torch.linalg.solve(torch.eye(N * D).double() - M, x.flatten()).view(N, D)
+    solver = make_solver(name, rtol=1e-8, max_iter=400, record=record)
+    solution = solve(lambda z: A @ z @ W.T + x, torch.zeros_like(x), solver)
+    assert solution.converged.all()
+    assert torch.allclose(solution.z, exact, atol=1e-7)
+    if record:
+        assert torch.equal(solution.trace.iterates[-1], solution.z)
+        assert solution.trace.residual.shape[1] == N
+
+
+def test_a_row_that_no_longer_converges_is_not_called_converged():
+    def phi(z):  # row 0 turns away once row 1 has arrived
+        return torch.stack([0.5 * z[0] + 1 + 5 * (z[1] > 0.99) * z[0], 0.8 * z[1] + 0.2])
+
+    solution = solve(phi, torch.zeros(2, 1, dtype=torch.float64), Picard(max_iter=100))
+    assert not solution.converged.any()
+
+
+def test_a_map_that_does_not_repeat_itself_has_not_converged():
+    generator = torch.Generator().manual_seed(0)
+
+    def phi(z):
+        return 0.5 * z + torch.rand(z.shape, generator=generator)
+
+    solution = solve(phi, torch.zeros(4, 8), Picard(rtol=0.2, max_iter=60))
+    assert (phi(solution.z) - solution.z).abs().max() > 0.1
+    assert solution.coupled or not solution.converged.any()
+
+
+def test_independent_rows_are_not_called_coupled():
+    x = torch.linspace(-2, 2, 40).view(8, 5)
+    for name in NAMES:
+        assert not solve(
+            lambda z: torch.tanh(0.7 * z.roll(1, 1) + x), torch.zeros(8, 5), name
+        ).coupled
+
+
+def test_each_leaf_of_coupled_rows_reaches_its_tolerance():
+    def phi(tree):
+        a, b = tree
+        return 0.5 * a.flip(0) + 1, 0.3 * b + 1e-3 * a.sum() * torch.ones_like(b)
+
+    z0 = torch.zeros(3, 2).double(), torch.zeros(3, 1).double()
+    solution = solve(phi, z0, Picard(rtol=1e-9, atol=0.0, max_iter=200))
+    for x, fx in zip(solution.z, phi(solution.z), strict=True):
+        assert torch.allclose(x, fx, rtol=1e-7)
