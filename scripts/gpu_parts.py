@@ -64,7 +64,9 @@ def versions() -> dict[str, Any]:
             return None
 
     found = {name: of(name) for name in ("torch", "triton", "numpy", "numba")}
-    device = {} if REHEARSE else {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    device = (
+        {} if REHEARSE else {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    )
     return {"python": platform.python_version(), **found, **device}
 
 
@@ -125,9 +127,7 @@ def equilibrium(n: int, memory: int, rows: int) -> dict[str, Any]:
     report, C = new_report(T, S[0]), torch.empty(T, B, n, device=DEVICE)
     steps = torch.ones(1, 50, device=DEVICE)
     iteration = Iteration(steps, memory, 1e-5, 0.0)
-    kernels.forward(
-        ForwardArguments(x, W, None, U, 0.1 * V, S, C, report, "tanh", iteration)
-    )
+    kernels.forward(ForwardArguments(x, W, None, U, 0.1 * V, S, C, report, "tanh", iteration))
     z, before = S[1:].double(), S[:-1].double()
     inner = z @ U.double().mT + before @ (0.1 * V.double()).mT + x.double() @ W.double().mT
     codes = sorted(set(report.result.flatten().tolist()))

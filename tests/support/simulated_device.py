@@ -154,6 +154,6 @@ def _count(name: str, args: Any, tensors: list[Tensor], ours: list[Any]) -> None
         if others and ours:
             _counts.copies["copy_"] += 1
         return
-    if any(x.dim() for x in others):
+    if any(x.dim() for x in others):  # numbers may be on the host
         shapes = [tuple(x.shape) for x in others]
         raise RuntimeError(f"{name} mixes a tensor on the device with {shapes} on the host")

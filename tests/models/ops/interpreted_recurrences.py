@@ -77,7 +77,9 @@ def assert_as_exact_as_plain(size, dtype=FLOAT, **options):
 
 
 def assert_gated_as_exact_as_plain(size, dtype=FLOAT, **options):
-    assert_exact(gated_problem(*size, dtype=dtype), gated.gated_scan, gated_scan_reference, **options)
+    assert_exact(
+        gated_problem(*size, dtype=dtype), gated.gated_scan, gated_scan_reference, **options
+    )
 
 
 def assert_exact(arguments, fused, reference, **options):

@@ -15,9 +15,7 @@ def shared_memory(h: Tensor) -> int:
         return 2**20
     properties = torch.cuda.get_device_properties(h.device)
     # Missing from torch's stubs, and where the device is not NVIDIA's.
-    return getattr(
-        properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
-    )
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
 
 
 def multiprocessors(h: Tensor) -> int:
