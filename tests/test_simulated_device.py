@@ -41,8 +41,9 @@ def test_the_device_counts_reads_copies_and_operations():
         assert counts.operations["add"] == 2
 
 
-def test_fixed_steps_can_be_captured():
+def test_fixed_steps_can_be_captured(monkeypatch):
     """No value is read, and nothing is copied: neither the steps nor their gradients wait."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     U, x = problem()
     solver = Picard(max_iter=6, rtol=0, atol=0)
     layer = FixedPoint(solver, Unrolled(), on_failure="ignore")

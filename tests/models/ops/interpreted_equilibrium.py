@@ -174,10 +174,11 @@ def test_a_state_that_runs_away_is_not_converged(solver, monkeypatch):
 
 
 def test_a_residual_at_rounding_ends_its_row(monkeypatch):
-    """No residual of float32 is below this tolerance: the same code as on the CPU, as early."""
+    """No residual of float32 is below this tolerance; when noise ends a row is up to rounding."""
     method = Method("tanh", Picard(rtol=1e-9, atol=0, max_iter=200), Implicit(on_failure="ignore"))
-    report = assert_same(problem(1, 2, 5), method, monkeypatch)
-    assert (report.iterations < 200).all()
+    for kernels in (triton_kernels, numba_kernels):
+        _, report, *_ = outcome(kernels, problem(1, 2, 5), method, monkeypatch)
+        assert (report.iterations < 50).all()
 
 
 @OVERFLOW

@@ -8,12 +8,7 @@ import triton.language as tl
 from fixpoint.models.ops.common.triton_blocks import add_both
 from fixpoint.models.ops.equilibrium.arguments import STALL as _STALL
 from fixpoint.solution import Result, Stall
-from fixpoint.solvers.monitor import FLOOR_CHECK as _FLOOR_CHECK
-from fixpoint.solvers.monitor import FLOOR_CHECKS as _FLOOR_CHECKS
-from fixpoint.solvers.reach import GROWN as _GROWN
-from fixpoint.solvers.reach import MAX_GROWTH as _MAX_GROWTH
-from fixpoint.solvers.reach import MIN_FALL as _MIN_FALL
-from fixpoint.solvers.status import MIN_UPDATES as _MIN_UPDATES
+from fixpoint.solvers.loop import rules
 
 CONVERGED = tl.constexpr(int(Result.CONVERGED))
 MAX_ITER = tl.constexpr(int(Result.MAX_ITER))
@@ -22,9 +17,9 @@ NO_PROGRESS = tl.constexpr(int(Result.STALLED) + _STALL * int(Stall.NO_PROGRESS)
 ROUNDING = tl.constexpr(int(Result.STALLED) + _STALL * int(Stall.ROUNDING))
 RUNAWAY = tl.constexpr(int(Result.STALLED) + _STALL * int(Stall.RUNAWAY))
 ACTIVE, RESTART = tl.constexpr(-1), tl.constexpr(-2)
-FLOOR_CHECK, FLOOR_CHECKS = tl.constexpr(_FLOOR_CHECK), tl.constexpr(_FLOOR_CHECKS)
-GROWN, MAX_GROWTH = tl.constexpr(_GROWN), tl.constexpr(_MAX_GROWTH)
-MIN_FALL, MIN_UPDATES = tl.constexpr(_MIN_FALL), tl.constexpr(_MIN_UPDATES)
+FLOOR_CHECK, FLOOR_CHECKS = tl.constexpr(rules.FLOOR_CHECK), tl.constexpr(rules.FLOOR_CHECKS)
+GROWN, MAX_GROWTH = tl.constexpr(rules.GROWN), tl.constexpr(rules.MAX_GROWTH)
+MIN_FALL, MIN_UPDATES = tl.constexpr(rules.MIN_FALL), tl.constexpr(rules.MIN_UPDATES)
 EPS = tl.constexpr(2.0**-23)  # of float32
 # Squares of numbers whose norm is above sqrt(tiny / eps) of float32 keep all digits.
 SAFE = tl.constexpr(2.0**-103)
