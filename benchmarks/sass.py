@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import triton
 
-EXCHANGE = "LDS STS SHFL LDSM STSM LDG STG LDL STL LDGSTS".split()
+EXCHANGE = ["LDS", "STS", "SHFL", "LDSM", "STSM", "LDG", "STG", "LDL", "STL", "LDGSTS"]
 LATENCY = {"LDS": 30, "LDSM": 33, "STS": 30, "STSM": 30, "SHFL": 25, "MUFU": 25, "LDG": 300}
 LATENCY |= {"LDL": 40, "STG": 30, "STL": 30, "LDGSTS": 300, "S2R": 25, "LDC": 30, "HMMA": 33}
 LATENCY |= dict.fromkeys(("DFMA", "DADD", "DMUL", "DSETP"), 16)

@@ -1,4 +1,4 @@
-"""`scripts/gpu_check.sh`: its parts, what it reports of those that fail or hang, and a rehearsal."""
+"""`scripts/gpu_check.sh`: its parts, its report of those that fail or hang, a rehearsal."""
 
 import importlib.util
 import json

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from support.simulated_device import CUDA, OnDevice, simulated_device, to_device, to_host
-
 from torch.func import functional_call
 
 from fixpoint import FixedPoint, Picard, Unrolled, solve
@@ -151,8 +150,10 @@ class Silent:
 
 @pytest.mark.parametrize(
     "layer",
-    [ERNN(3, 8, rank=2), ERNN(3, 8, timesteps=6, max_iter=2), FastRNN(3, 8), FastGRNN(3, 8)]
-    + [UGRNN(3, 8)],
+    [
+        *(ERNN(3, 8, rank=2), ERNN(3, 8, timesteps=6, max_iter=2)),
+        *(FastRNN(3, 8), FastGRNN(3, 8), UGRNN(3, 8)),
+    ],
     ids=["ERNN", "ERNN, eta of each step", "FastRNN", "FastGRNN", "UGRNN"],
 )
 def test_a_training_step_of_a_fused_layer_can_be_captured(layer, monkeypatch):

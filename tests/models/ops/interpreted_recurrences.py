@@ -13,8 +13,8 @@ from support.recurrences import leaky_problem as problem
 from triton.runtime.interpreter import InterpreterBuilder
 
 from fixpoint.models.ops.common import dispatch
-from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common import triton_recurrence as kernels
+from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.gated import autograd as gated
 from fixpoint.models.ops.gated import triton as gated_triton
 from fixpoint.models.ops.gated.reference import gated_scan_reference

@@ -58,7 +58,7 @@ SLOW = pytest.mark.slow
     ids=str,
 )
 def test_nothing_is_spilled_where_a_matrix_is_in_registers(variant):
-    kernel, resources, code = compiled(variant)
+    kernel, resources, _ = compiled(variant)
     assert kernel.asm["cubin"][:4] == b"\x7fELF"
     assert resources.stack == 0
     assert 0 < kernel.metadata.shared <= 1024

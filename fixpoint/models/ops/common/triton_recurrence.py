@@ -57,7 +57,7 @@ class LaunchConfig(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Sums over units that a row writes: several, as those of all units take long to come by."""
+        """Sums over units that a row writes: several, as one of all units takes long."""
         return self.size // 8 if self.tile == 0 else 1
 
     @property
@@ -245,7 +245,7 @@ def _backward(  # type: ignore[no-untyped-def]
     KIND: tl.constexpr, ACTIVATION: tl.constexpr, HAS_G: tl.constexpr, PARTS: tl.constexpr,
     SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """`dw` (2, M, B, PARTS) receives terms summed over parts of the units, `dbias` those of rows."""
+    """`dw` (2, M, B, PARTS) receives sums over parts of the units, `dbias` (2, B, n) over time."""
     row, at, inside, step = block_of_rows(B, n, SIZE, ROWS)
     kind = g.dtype.element_ty
     weights0, y = _weights(V0, n, SIZE, TILE, LANES), load_block(g, at, inside)

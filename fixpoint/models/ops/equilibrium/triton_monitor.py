@@ -56,7 +56,7 @@ def observe(  # type: ignore[no-untyped-def]
     usual = (scale * scale >= SAFE) & (change + square < float("inf")) & (r > 1)
     usual = usual & (r < best_r.to(tl.float32)) & (size < reach.to(tl.float32))
     usual = usual & ((k % FLOOR_CHECK != 0) | (residual > size * (3 * EPS)))
-    usual = usual & (0 < k) & (k < max_iter)
+    usual = usual & (k > 0) & (k < max_iter)
     status = tl.full(r.shape, ACTIVE, tl.int32)
     if tl.min((usual | (running == 0)).to(tl.int32), 0) > 0:
         best_r = tl.where(running > 0, r.to(tl.float64), best_r)
@@ -126,7 +126,7 @@ def squares(z, f):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _measure(z, f, change, square, rtol, atol):  # type: ignore[no-untyped-def]
-    """|f - z|, |f| and |f - z| / (atol + rtol |f|), inf where not finite, of each row in float64."""
+    """|f - z|, |f| and |f - z| / (atol + rtol |f|), inf if not finite, of each row in float64."""
     residual, size = tl.sqrt_rn(change), tl.sqrt_rn(square)
     scale = size * rtol + atol
     safe = (scale * scale >= SAFE) & (change + square < float("inf"))

@@ -37,6 +37,7 @@ def backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor, Tensor]:
 
 def _of_steps(p: Tensor | float, q: Tensor | float, T: int) -> tuple[Tensor, Tensor]:
     """Scalars of each step: tensors on the device, which the host does not read."""
-    assert isinstance(p, Tensor) and isinstance(q, Tensor)
+    assert isinstance(p, Tensor)
+    assert isinstance(q, Tensor)
     p, q = torch.stack((p, q)).unsqueeze(1).repeat(1, T)
     return p, q
