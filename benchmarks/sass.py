@@ -5,8 +5,8 @@ after the stall that the compiler wrote into it, and after the loads and others 
 These take the latencies below, of an H100 by common measurements; a load from memory is taken to
 hit the second cache level. The pipe to shared memory serves four schedulers, 128 bytes a cycle:
 a vector of 16 bytes takes 4. Barriers end 20 cycles after the last warp. A branch forward inside
-the loop, around what is rare, is taken. It knows no clocks, no bank conflicts, and no second
-program on the multiprocessor: good for comparing two kernels, not for seconds.
+the loop, around what is rare, is taken. Clocks, bank conflicts and a second program
+on the multiprocessor are left out: good for comparing two kernels, not for seconds.
 """
 
 import collections

@@ -43,14 +43,14 @@ class Counts:
 class OnDevice(Tensor):
     """A tensor whose values are in one of the CPU."""
 
-    held: Tensor
+    stored: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> OnDevice:
+    def __new__(cls, stored: Tensor) -> OnDevice:
         tensor = Tensor._make_wrapper_subclass(
-            cls, held.shape, strides=held.stride(), dtype=held.dtype, device="cpu"
+            cls, stored.shape, strides=stored.stride(), dtype=stored.dtype, device="cpu"
         )
-        tensor.held = held
+        tensor.stored = stored
         return tensor
 
     device = property(lambda self: CUDA)  # type: ignore[assignment]
@@ -59,14 +59,14 @@ class OnDevice(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     def __repr__(self, **_: Any) -> str:
-        return f"OnDevice({self.held})"
+        return f"OnDevice({self.stored})"
 
     def numpy(self, *_: Any, **__: Any) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy; copy it to the host")
 
     def tolist(self) -> Any:
         _counts.reads["tolist"] += 1
-        return self.held.tolist()
+        return self.stored.tolist()
 
     def cpu(self) -> Tensor:
         return to_host(self)
@@ -86,8 +86,8 @@ def to_device(tensor: Tensor) -> Tensor:
 
 def to_host(tensor: Tensor) -> Tensor:
     _counts.copies["to the host"] += 1
-    held = tensor.detach()
-    return held.held.clone() if isinstance(held, OnDevice) else held
+    stored = tensor.detach()
+    return stored.stored.clone() if isinstance(stored, OnDevice) else stored
 
 
 @contextlib.contextmanager
@@ -128,13 +128,13 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         _count(name, args, tensors, ours)
     there = target is not None and target.type == "cuda"
     given = kwargs | {"device": CPU} if there else kwargs
-    bare, rest = tree_map_only(OnDevice, lambda x: x.held, (args, given))
+    bare, rest = tree_map_only(OnDevice, lambda x: x.stored, (args, given))
     out = func(*bare, **rest)
     if name == "_to_copy" and target is not None and bool(ours) != there:
         _counts.copies["to the host" if ours else "to the device"] += 1
     if not (there or (ours and not (target is not None and target.type == "cpu"))):
         return out
-    same = {id(x.held): x for x in ours}
+    same = {id(x.stored): x for x in ours}
     return tree_map_only(Tensor, lambda x: same[id(x)] if id(x) in same else OnDevice(x), out)
 
 

@@ -29,7 +29,7 @@ def bound_spectral_norm(module: Module, name: str = "weight", *, bound: float = 
     neither: its running estimate is too small while singular values cross in training, by up to
     a fifth. A read costs 0.3 ms for 80 x 80 and 60 ms for 512 x 512 on one core, so read W once a
     solve, or solve `with frozen(...)`, as `DEQ` does. On a CUDA device it takes some 50 small
-    operations, for none of which the host waits. For much larger weights take torch's, with
+    operations, and the host waits for none. For much larger weights take torch's, with
     a bound that leaves it room.
 
     For a convolution the bound is on W as an (out, in * kernel) matrix; the norm of the

@@ -5,7 +5,7 @@ One product V h (G = 1) serves the gate and the candidate, or each has its own (
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -40,8 +40,8 @@ class ForwardArguments(NamedTuple):
     W: Tensor | None
     bias: Tensor
     V: Tensor
-    p: float | Tensor
-    q: float | Tensor
+    p: Any
+    q: Any
     h: Tensor
     S: Tensor
     Z: Tensor
@@ -59,8 +59,8 @@ class BackwardArguments(NamedTuple):
 
     G: Tensor
     V: Tensor
-    p: float | Tensor
-    q: float | Tensor
+    p: Any
+    q: Any
     g: Tensor
     S: Tensor
     Z: Tensor

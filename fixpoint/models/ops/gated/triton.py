@@ -35,9 +35,7 @@ def backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor, Tensor]:
     return dp, dq, dbias
 
 
-def _of_steps(p: Tensor | float, q: Tensor | float, T: int) -> tuple[Tensor, Tensor]:
+def _of_steps(p: Tensor, q: Tensor, T: int) -> tuple[Tensor, Tensor]:
     """Scalars of each step: tensors on the device, which the host does not read."""
-    assert isinstance(p, Tensor)
-    assert isinstance(q, Tensor)
     p, q = torch.stack((p, q)).unsqueeze(1).repeat(1, T)
     return p, q
