@@ -149,7 +149,9 @@ class _Warp:
 
     def issue(self, x: Instruction, at: int, done: int) -> None:
         self.scoreboards[x.sets] = done
-        self.scoreboards[x.frees] = (at + done) // 2
+        is_store = x.kind in ("STS", "STG", "STL")
+        read = done - LATENCY.get(x.kind, OTHER)  # when its turn in the pipe ends
+        self.scoreboards[x.frees] = (at + done) // 2 if is_store else max(at + 8, read)
         self.ready = at + max(1, x.stall)
         self.at_barrier = x.kind == "BAR"
 
