@@ -136,7 +136,7 @@ class _NormBound(nn.Module):
 
 
 def _spectral_norm(W: Tensor) -> Tensor:
-    """||W||_2 of a matrix; on a CUDA device by products alone, for which the host does not wait."""
+    """||W||_2 of a matrix; on a CUDA device by products alone, without a wait of the host."""
     by_products = W.is_cuda and not torch.compiler.is_compiling() and not inside_transform()
     norm: Tensor = _NormByProducts.apply(W) if by_products else torch.linalg.matrix_norm(W, 2)
     return norm

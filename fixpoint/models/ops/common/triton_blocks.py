@@ -28,7 +28,7 @@ def multiprocessors(h: Tensor) -> int:
 def rows_of_program(B: int, processors: int) -> int:
     """The rows with which all programs end first, where a multiprocessor has one at a time.
 
-    More rows take longer, as the threads share their products, but no step waits anew.
+    More rows take longer, as the threads share their products, but a step waits once for all of them.
     """
     return min((1, 2, 4), key=lambda rows: -(-B // (rows * processors)) * (2 + rows))
 
@@ -65,8 +65,8 @@ def weights_in_registers(  # type: ignore[no-untyped-def]
     """A^T, of rows as `in_vectors` makes them, as `product_in_registers` takes it.
 
     A warp has the columns of 128 / LANES outputs j, a thread four of them, and of these the inputs
-    i of one lane in LANES: (1, many, 4, 4, warps, LANES / 4, 4, 32 / LANES), of which the second,
-    third and fourth are registers, where i runs through axes (1, 5, 6, 2) and j through (4, 3, 7).
+    i of one lane in LANES: (1, many, 4, 4, warps, LANES / 4, 4, 32 / LANES). The second, third
+    and fourth axis are registers; i runs through axes (1, 5, 6, 2) and j through (4, 3, 7).
     """
     J: tl.constexpr = 32 // LANES
     STRIDE: tl.constexpr = (n + 3) // 4 * 4

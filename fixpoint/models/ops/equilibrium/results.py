@@ -35,7 +35,7 @@ def as_solution(z: Tensor, end: Ending, *, linearizations: int = 0) -> Solution:
 
 @total_ordering
 class CountOnDevice:
-    """A whole number on a device, for which the host waits when it is asked for.
+    """A whole number on a device; the host waits for it when it is asked for.
 
     It adds, compares and prints as an `int`.
     """
