@@ -28,7 +28,7 @@ def multiprocessors(h: Tensor) -> int:
 def rows_of_program(B: int, processors: int) -> int:
     """The rows with which all programs end first, where a multiprocessor has one at a time.
 
-    More rows take longer, as the threads share their products, but a step waits once for all of them.
+    More rows take longer, as threads share their products, but a step waits once for all of them.
     """
     return min((1, 2, 4), key=lambda rows: -(-B // (rows * processors)) * (2 + rows))
 
