@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from fixpoint._messages import unknown_name
@@ -37,7 +38,9 @@ def some_failed(result: Tensor) -> bool:
 
 
 def some_lost(solution: Solution) -> bool:
-    """Whether a sample is NONFINITE."""
+    """Whether a sample is NONFINITE; not looked for while a CUDA graph is captured."""
+    if solution.result.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
     return bool((stored(solution.result) == Result.NONFINITE.value).any())
 
 

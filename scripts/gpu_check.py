@@ -1,9 +1,10 @@
-"""Run every test and benchmark that needs a GPU, each within its own time limit.
+"""Look at a GPU in under 8 minutes, the most telling part first, and write what is found at once.
 
-    scripts/gpu_check.sh [--dry-run] [--out FILE]
+    scripts/gpu_check.sh [--dry-run | --rehearse] [--out FOLDER]
 
-The report is written after each step: versions, the device, and of each step its name, exit status
-(null where it ran out of time), seconds, the end of its output, and the figures of a benchmark.
+report.json is written after each line that a part prints: the name of each part, its exit status
+(null where it ran out of time), seconds, its results, and the end of its output. The first three
+parts need torch, numpy and triton alone. --rehearse runs these on the CPU, at tiny sizes.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import selectors
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,101 +27,135 @@ TAIL = 4000  # characters of output that are kept
 
 
 class Step(NamedTuple):
-    """A command, by its arguments after `python`, and its limit in seconds.
-
-    has_figures: whether it takes `--json`.
-    """
+    """A command, and its limit in seconds; what it leaves of the time serves the next ones."""
 
     name: str
     limit: float
     command: list[str]
-    has_figures: bool = False
+
+    @property
+    def tool(self) -> str | None:
+        """A program that need not be there."""
+        return None if self.command[0] == sys.executable else self.command[0]
 
 
-def gpu_tests(name: str, limit: float, path: str, *, processes: int = 8) -> Step:
-    options = ["-m", "gpu", "-n", str(processes), "-p", "no:cacheprovider", "--durations=5"]
-    return Step(name, limit, ["-m", "pytest", path, *options])
+def part(name: str, limit: float, *, rehearse: bool) -> Step:
+    options = ["--rehearse"] if rehearse else []
+    return Step(name, limit, [sys.executable, "scripts/gpu_parts.py", name, *options])
 
 
-def benchmark(name: str, limit: float) -> Step:
-    command = [f"benchmarks/{name}.py", "--device", "cuda", "--quick"]
-    return Step(f"benchmark of {name}", limit, command, has_figures=True)
+def sanitizer(tool: str) -> Step:
+    """Races or accesses out of bounds, at sizes with padding, and with tiles in the cache."""
+    few = [sys.executable, "scripts/gpu_parts.py", "few"]
+    return Step(tool, 30, ["compute-sanitizer", "--tool", tool, *few])
 
 
-STEPS = [
-    gpu_tests("equilibrium kernels", 60, "tests/models/ops/test_equilibrium_triton.py"),
-    gpu_tests("solvers, layers, autocast, training", 60, "tests/test_devices.py"),
-    benchmark("equilibrium", 80),
-    gpu_tests("leaky kernels", 70, "tests/models/ops/test_leaky_triton.py"),
-    benchmark("recurrent", 80),
-    gpu_tests("scan of a sequence", 20, "tests/sequence/test_triton.py", processes=2),
-    gpu_tests("distributed", 30, "tests/test_distributed.py", processes=0),
-    benchmark("sequence", 40),
-    benchmark("solvers", 30),
-]
-"""In order of importance: what comes last is what is lost when time runs out."""
+def steps(out: Path, *, rehearse: bool = False) -> list[Step]:
+    """In order of importance: what comes last is what is lost when time runs out."""
+    parts = [
+        part("kernels", 90, rehearse=rehearse),
+        part("speed", 90, rehearse=rehearse),
+        part("solvers", 60, rehearse=rehearse),
+    ]
+    if rehearse:
+        return parts
+    junit = f"--junitxml={out / 'tests.xml'}"
+    pytest = ["-m", "pytest", "-m", "gpu", "-n", "4", "-p", "no:cacheprovider", junit, "tests"]
+    return [
+        *parts,
+        sanitizer("racecheck"),
+        sanitizer("memcheck"),
+        Step("tests", 170, [sys.executable, *pytest]),
+    ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dry-run", action="store_true", help="list the steps")
-    parser.add_argument("--out", type=Path, default=Path("gpu_report.json"), help="the report")
+    parser.add_argument("--dry-run", action="store_true", help="list the parts")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, at tiny sizes")
+    parser.add_argument("--out", type=Path, default=Path("gpu_report"), help="folder of the report")
     options = parser.parse_args()
+    planned = steps(options.out.resolve(), rehearse=options.rehearse)
     if options.dry_run:
-        for step in STEPS:
-            print(f"{step.limit:4.0f} s  {step.name}: python {' '.join(step.command)}")
+        for step in planned:
+            print(f"{step.limit:4.0f} s  {step.name}: {' '.join(step.command[1:])}")
         return 0
     import torch
 
-    if not torch.cuda.is_available():
-        print("gpu_check needs a CUDA device and a CUDA build of torch (--dry-run lists its steps)")
+    if not (options.rehearse or torch.cuda.is_available()):
+        print("gpu_check needs a CUDA device and a CUDA build of torch (--dry-run lists its parts)")
         return 1
-    from fixpoint.cli.info import environment
+    options.out.mkdir(parents=True, exist_ok=True)
+    return run_all(planned, options.out / "report.json")
 
-    return run_all(STEPS, options.out, environment())
 
-
-def run_all(steps: list[Step], out: Path, environment: dict[str, Any]) -> int:
-    """Run the steps, write the report after each, and return 1 where one failed."""
+def run_all(planned: list[Step], report: Path) -> int:
+    """Run the parts, write the report as they go, and return 1 where one failed."""
     start, results = time.monotonic(), []
-    for step in steps:
-        left = TOTAL - (time.monotonic() - start)
-        results.append(run(step, min(step.limit, left)))
-        report = {"environment": environment, "steps": results}
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for step in planned:
+        results.append({"name": step.name, "command": step.command, "rc": None, "results": []})
+        if step.tool and shutil.which(step.tool) is None:
+            results[-1] |= {"rc": 0, "seconds": 0.0, "output": f"{step.tool} is not here"}
+        else:
+            left = TOTAL - (time.monotonic() - start)
+            run(step, min(step.limit, left), results[-1], lambda: write(report, results))
+        write(report, results)
         status = "out of time" if results[-1]["rc"] is None else f"exit {results[-1]['rc']}"
         print(f"{results[-1]['seconds']:6.1f} s  {step.name}: {status}", flush=True)
     return int(any(result["rc"] != 0 for result in results))
 
 
-def run(step: Step, limit: float) -> dict[str, Any]:
-    """The outcome of one step; a step that is out of time is ended with all its processes."""
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        figures, log = Path(folder, "figures.jsonl"), Path(folder, "log")
-        command = [sys.executable, *step.command]
-        if step.has_figures:
-            command += ["--json", str(figures)]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True
-            )
-            try:
-                rc: int | None = process.wait(max(0.0, limit))
-            except subprocess.TimeoutExpired:
-                rc = None
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        text = log.read_text(encoding="utf-8", errors="replace")
-        lines = figures.read_text(encoding="utf-8").splitlines() if figures.is_file() else []
-    return {
-        "name": step.name,
-        "command": step.command,
-        "rc": rc,
-        "seconds": round(time.monotonic() - begin, 1),
-        "figures": [json.loads(line) for line in lines if line.endswith("}")],
-        "output": text[-TAIL:],
-    }
+def write(report: Path, results: list[dict[str, Any]]) -> None:
+    new = report.with_suffix(".part")
+    new.write_text(json.dumps({"parts": results}, indent=1) + "\n", encoding="utf-8")
+    os.replace(new, report)
+
+
+def run(step: Step, limit: float, result: dict[str, Any], note: Any) -> None:
+    """Fill the result of one part; one that is out of time is ended with all its processes."""
+    begin, text = time.monotonic(), ""
+    process = subprocess.Popen(
+        step.command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    with selectors.DefaultSelector() as ready:
+        ready.register(process.stdout, selectors.EVENT_READ)
+        rest = b""
+        while (left := begin + limit - time.monotonic()) > 0:
+            if not ready.select(left):
+                continue
+            if not (data := process.stdout.read()):
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                text += _note(line, result, note)
+    if process.poll() is None and time.monotonic() - begin < limit:
+        process.wait(max(0.1, begin + limit - time.monotonic()))
+    result["rc"] = process.poll()
+    if result["rc"] is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    process.stdout.close()
+    text += rest.decode(errors="replace")
+    result |= {"seconds": round(time.monotonic() - begin, 1), "output": text[-TAIL:]}
+
+
+def _note(line: bytes, result: dict[str, Any], note: Any) -> str:
+    """Keep a line that is a result, and return any other."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return line.decode(errors="replace") + "\n"
+    if not isinstance(found, dict):
+        return line.decode(errors="replace") + "\n"
+    result["results"].append(found)
+    note()
+    return ""
 
 
 if __name__ == "__main__":

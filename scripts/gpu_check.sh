@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Every test and benchmark that needs a GPU, in under 8 minutes, into gpu_report.json.
+# What a GPU shows in under 8 minutes, into the folder gpu_report.
 #
-#     scripts/gpu_check.sh [--dry-run] [--out FILE]
+#     scripts/gpu_check.sh [--dry-run | --rehearse] [--out FOLDER]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"

@@ -1,4 +1,4 @@
-"""`scripts/gpu_check.sh`: what it lists, and what it reports of steps that fail or hang."""
+"""`scripts/gpu_check.sh`: its parts, its report of those that fail or hang, a rehearsal."""
 
 import importlib.util
 import json
@@ -11,6 +11,16 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
+BLOCKED = "pooch tomli_w torchdeq distributed dask numba scipy matplotlib lightning_fabric typer"
+WITHOUT = f"""
+import importlib.machinery as machinery
+find = machinery.PathFinder.find_spec
+missing = set({BLOCKED.split()!r})
+machinery.PathFinder.find_spec = lambda name, path=None, target=None: (
+    None if name.split(".")[0] in missing else find(name, path, target)
+)
+"""
+"""A `sitecustomize` for a machine that lacks packages."""
 
 
 @pytest.fixture(scope="module")
@@ -21,62 +31,75 @@ def script():
     return module
 
 
-def run(*arguments):
+def run(*arguments, **environment):
     return subprocess.run(
         [ROOT / "scripts" / "gpu_check.sh", *arguments],
         capture_output=True,
         text=True,
         cwd="/",
-        env=os.environ | {"PYTHON": sys.executable},
+        env=os.environ | {"PYTHON": sys.executable} | environment,
     )
 
 
-def test_a_dry_run_lists_the_steps(script):
+def test_a_dry_run_lists_the_parts(script, tmp_path):
     result = run("--dry-run")
     assert result.returncode == 0, result.stderr
-    assert len(result.stdout.splitlines()) == len(script.STEPS)
-    for step, line in zip(script.STEPS, result.stdout.splitlines(), strict=True):
+    planned = script.steps(tmp_path)
+    assert len(result.stdout.splitlines()) == len(planned)
+    for step, line in zip(planned, result.stdout.splitlines(), strict=True):
         assert step.name in line
-        (path,) = (part for part in step.command if part.endswith(".py"))
-        assert path in line
-        assert (ROOT / path).is_file()
-        if path.startswith("benchmarks/"):
-            assert "add_options(parser)" in (ROOT / path).read_text(encoding="utf-8")
-    assert sum(step.limit for step in script.STEPS) <= script.TOTAL < 480
-
-
-def test_all_tests_for_a_gpu_are_steps(script):
-    marked = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "tests").rglob("test_*.py")
-        if "pytest.mark." + "gpu" in path.read_text(encoding="utf-8")
-    }
-    assert marked == {part for step in script.STEPS for part in step.command if "tests/" in part}
+    assert sum(step.limit for step in planned) <= script.TOTAL < 480
+    assert [step.name for step in planned[:3]] == ["kernels", "speed", "solvers"]
+    assert all("scripts/gpu_parts.py" in step.command for step in planned[:3])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 def test_without_a_gpu_it_says_so(tmp_path):
-    result = run("--out", tmp_path / "report.json")
+    result = run("--out", tmp_path / "report")
     assert result.returncode == 1
     assert "needs a CUDA device" in result.stdout
     assert len(result.stdout.splitlines()) == 1
     assert not result.stderr
-    assert not (tmp_path / "report.json").exists()
+    assert not (tmp_path / "report").exists()
 
 
 def test_each_outcome_is_reported(script, tmp_path, capsys):
-    write = "import sys; open(sys.argv[2], 'w').write('{\"ms\": 1.5}\\n{\"ms')"
+    hangs = "import time; print('{\"ms\": 1.5}', flush=True); time.sleep(60)"
     steps = [
-        script.Step("fails", 60, ["-c", "print('why'); raise SystemExit(3)"]),
-        script.Step("hangs", 0.5, ["-c", "while True: pass"]),
-        script.Step("measures", 60, ["-c", write], has_figures=True),
+        script.Step("fails", 60, [sys.executable, "-c", "print('why'); raise SystemExit(3)"]),
+        script.Step("hangs", 2.0, [sys.executable, "-c", hangs]),
+        script.Step("absent", 60, ["no-such-sanitizer", "x"]),
+        script.Step("measures", 60, [sys.executable, "-c", "print('{\"ms\": 2}\\n3')"]),
     ]
-    assert script.run_all(steps, tmp_path / "report.json", {"device": "none"}) == 1
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["environment"] == {"device": "none"}
-    fails, hangs, measures = report["steps"]
-    assert (fails["rc"], fails["output"]) == (3, "why\n")
-    assert hangs["rc"] is None
-    assert (measures["rc"], measures["figures"]) == (0, [{"ms": 1.5}])
+    report = tmp_path / "report.json"
+    assert script.run_all(steps, report) == 1
+    fails, hangs, absent, measures = json.loads(report.read_text())["parts"]
+    assert (fails["rc"], fails["output"], fails["results"]) == (3, "why\n", [])
+    assert (hangs["rc"], hangs["results"]) == (None, [{"ms": 1.5}])
+    assert (absent["rc"], absent["output"]) == (0, "no-such-sanitizer is not here")
+    assert (measures["rc"], measures["results"], measures["output"]) == (0, [{"ms": 2}], "3\n")
     assert "hangs: out of time" in capsys.readouterr().out
-    assert script.run_all(steps[2:], tmp_path / "report.json", {}) == 0
+    assert script.run_all(steps[2:], report) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.slow
+def test_a_rehearsal_on_a_machine_that_lacks_packages(tmp_path):
+    """Without any package but torch, numpy and triton, each of the first parts finds something."""
+    pytest.importorskip("triton", reason="needs triton")
+    bare, out = tmp_path / "bare", tmp_path / "report"
+    bare.mkdir()
+    (bare / "sitecustomize.py").write_text(WITHOUT)
+    result = run("--rehearse", "--out", out, PYTHONPATH=str(bare), OMP_NUM_THREADS="1")
+    assert result.returncode == 0, result.stdout + result.stderr
+    parts = {part["name"]: part for part in json.loads((out / "report.json").read_text())["parts"]}
+    assert list(parts) == ["kernels", "speed", "solvers"]
+    assert "torch" in parts["kernels"]["results"][0]["versions"]
+    for part in parts.values():
+        assert part["rc"] == 0, part["output"]
+        assert len(part["results"]) > 3
+        errors = [found for found in part["results"] if isinstance(found.get("error"), str)]
+        assert not errors
+    errors = [found["error_of_gradients"] for found in parts["kernels"]["results"][1:4]]
+    assert max(errors) < 1e-5
+    assert len(list(out.iterdir())) <= 8

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="needs triton")
 
 TESTS = Path(__file__).parent
 FILES = {
-    TESTS / "models" / "ops" / "interpreted_leaky.py": "triton",
+    TESTS / "models" / "ops" / "interpreted_recurrences.py": "triton",
     TESTS / "models" / "ops" / "interpreted_equilibrium.py": "numba",
     TESTS / "sequence" / "interpreted_scan.py": "triton",
 }

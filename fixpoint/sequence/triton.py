@@ -30,10 +30,11 @@ def diagonal_scan(a: Tensor, r: Tensor, *, reverse: bool = False) -> Tensor:
     carry = torch.empty(3, chunks, columns, dtype=torch.float32, device=r.device)
     sizes = {"REVERSE": reverse, "CHUNK": CHUNK, "BLOCK": BLOCK}
     a, r = a.detach().contiguous(), r.detach().contiguous()
+    # Axis 0 of a grid may have 2^31 programs, the others 65,535: time has fewer chunks.
     with torch.cuda.device_of(r):
-        _chunk_ends[(chunks, blocks)](a, r, carry, T, columns, chunks, **sizes)
+        _chunk_ends[(blocks, chunks)](a, r, carry, T, columns, chunks, **sizes)
         _carries[(blocks,)](carry, columns, chunks, REVERSE=reverse, BLOCK=BLOCK)
-        _chunk_states[(chunks, blocks)](a, r, carry, delta, T, columns, chunks, **sizes)
+        _chunk_states[(blocks, chunks)](a, r, carry, delta, T, columns, chunks, **sizes)
     return delta
 
 
@@ -50,8 +51,8 @@ def _chunk_ends(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
 ):
     """carry[0], carry[1] (chunks, columns) receive the product and the end of each chunk."""
-    chunk = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    chunk = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     product = tl.full((BLOCK,), 1.0, tl.float32)
     state = tl.zeros((BLOCK,), tl.float32)
@@ -95,8 +96,8 @@ def _chunk_states(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    chunk = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    chunk = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     state = tl.load(carry + (2 * chunks + chunk) * columns + column, mask=inside, other=0.0)
     for i in range(CHUNK):

@@ -30,6 +30,23 @@ def test_compiles(name, reverse, kind, capability, monkeypatch, tmp_path):
     assert compiled.metadata.shared == 0
 
 
+def test_columns_are_on_the_axis_of_a_grid_that_has_room(monkeypatch):
+    """65,535 programs are the most of the second axis."""
+    grids = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *args, **options: None
+
+    for name in ("_chunk_ends", "_carries", "_chunk_states"):
+        monkeypatch.setattr(kernels, name, Kernel())
+    a = torch.empty(100, 2**20, 10, device="meta")
+    kernels.diagonal_scan(a, a)
+    assert len(grids) == 3
+    assert all(size <= 65_535 for grid in grids for size in grid[1:])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("reverse", [False, True])
 def test_on_a_gpu(reverse):

@@ -7,7 +7,7 @@ case is compared with the kernels compiled by numba, and with the loop over gene
 import pytest
 import torch
 
-from fixpoint import Anderson, Implicit, InexactNewton, Picard, Result
+from fixpoint import Anderson, Implicit, InexactNewton, Picard, Result, Stall
 from fixpoint.models.ops.common import dispatch
 from fixpoint.models.ops.equilibrium import numba as numba_kernels
 from fixpoint.models.ops.equilibrium import triton as triton_kernels
@@ -159,6 +159,26 @@ def test_how_rows_end(rows, monkeypatch):
     first = [Result(code).name for code in report.result[0].tolist()]
     assert first[:3] == ["CONVERGED", "STALLED", "NONFINITE"]
     assert report.iterations[0].tolist()[1] == 12
+
+
+@pytest.mark.parametrize("solver", [Picard, Anderson])
+def test_a_state_that_runs_away_is_not_converged(solver, monkeypatch):
+    """h = relu(h + 1) has no solution, and a residual that falls beside the growing state."""
+    none = torch.zeros(3, 3)
+    inputs = Inputs(torch.ones(1, 1, 3), torch.eye(3), torch.zeros(3), None, none, none[:1])
+    solver = solver(rtol=1e-2, atol=0, max_iter=200)
+    method = Method("relu", solver, Implicit(on_failure="ignore"))
+    report = assert_same(inputs, method, monkeypatch)
+    assert report.result.tolist() == [[Result.STALLED]]
+    assert report.stall.tolist() == [[Stall.RUNAWAY]]
+
+
+def test_a_residual_at_rounding_ends_its_row(monkeypatch):
+    """No residual of float32 is below this tolerance; when noise ends a row is up to rounding."""
+    method = Method("tanh", Picard(rtol=1e-9, atol=0, max_iter=200), Implicit(on_failure="ignore"))
+    for kernels in (triton_kernels, numba_kernels):
+        _, report, *_ = outcome(kernels, problem(1, 2, 5), method, monkeypatch)
+        assert (report.iterations < 50).all()
 
 
 @OVERFLOW

@@ -1,8 +1,5 @@
 """The Triton kernels of an equilibrium: compiled without a GPU, and on a GPU."""
 
-import re
-import subprocess
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,63 +12,46 @@ from fixpoint.models.ops.equilibrium.arguments import Inputs, Method
 
 triton = pytest.importorskip("triton", reason="needs triton")
 
-from support.compiled import compile_for  # noqa: E402
+from support.compiled import Variant, sass  # noqa: E402
 
 from fixpoint.models.ops.equilibrium import triton as kernels  # noqa: E402
 
 CUDA = torch.device("cuda")
 
 
-def compiled(name, B, memory, capability):
-    kernel, n = getattr(kernels, name), 128
-    config = kernels.launch_config(n, B, memory, processors=100)
-    constants = {
-        "n": n,
-        "ACTIVATION": "tanh",
-        "MEMORY": memory,
-        "KEEP": True,
-        "SIZE": config.size,
-        "ROWS": config.rows,
-    }
-    names = ("X", "Ut", "Vt", "S", "C", "residual", "steps", "G", "U", "V", "g", "D", "adjoint")
-    pointers = dict.fromkeys(names, "*fp32")
-    types = pointers | {"iterations": "*i64", "result": "*i8", "ended": "*i8"}
-    types |= dict.fromkeys(("rtol", "atol"), "fp32")
-    return compile_for(kernel, types, constants, capability, aligned=True, options=config.options)
-
-
 SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("name", "B", "memory", "capability"),
+    "variant",
     [
-        ("_forward", 128, 0, 90),
-        ("_backward", 128, 0, 80),
-        pytest.param("_forward", 1000, 0, 80, marks=SLOW),
-        pytest.param("_backward", 1000, 0, 90, marks=SLOW),
-        pytest.param("_forward", 128, 5, 80, marks=SLOW),
-        pytest.param("_backward", 128, 5, 90, marks=SLOW),
+        Variant("equilibrium", "forward", 80),
+        pytest.param(Variant("equilibrium", "backward", 128, capability=80), marks=SLOW),
+        pytest.param(Variant("equilibrium", "forward", 128, B=1024, capability=80), marks=SLOW),
+        pytest.param(Variant("equilibrium", "forward", 128, memory=5, capability=80), marks=SLOW),
+        pytest.param(Variant("equilibrium", "backward", 80, memory=5), marks=SLOW),
     ],
+    ids=str,
 )
-def test_compiles_and_fits(name, B, memory, capability, monkeypatch, tmp_path):
-    """At n = 128: exact products, U and V in registers, hardly anything spilled from them."""
+def test_nothing_is_spilled(variant, monkeypatch, tmp_path):
+    """Exact products, U and V in registers, and few barriers in an update."""
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    kernel = compiled(name, B, memory, capability)
-    assert f".target sm_{capability}" in kernel.asm["ptx"]
+    kernel = variant.compile()
+    resources, code = sass.disassemble(kernel.asm["cubin"])
     assert "tf32" not in kernel.asm["ptx"]
+    assert resources.stack == 0
+    assert resources.registers * variant.config.warps * 32 <= 2**16
     assert 0 < kernel.metadata.shared <= 48 * 1024
-    (tmp_path / "kernel.cubin").write_bytes(kernel.asm["cubin"])
-    tool = triton.knobs.nvidia.cuobjdump.path
-    usage = subprocess.run(
-        [tool, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True
-    )
-    text = usage.stdout + usage.stderr
-    assert int(re.search(r"STACK:(\d+)", text)[1]) <= 64
-    assert int(re.search(r"REG:(\d+)", text)[1]) * kernel.metadata.num_warps * 32 <= 2**16
-    # The weights are not moved inside the loop over updates.
-    loop = kernel.asm["ttgir"].split("scf.while", 1)[1]
-    assert not re.search(r"convert_layout [^\n]*tensor<128x128xf32", loop) or memory
+    if variant == Variant("equilibrium", "forward", 80):
+        turn = sass.inner_loop(code)
+        assert sum(x.kind == "BAR" for x in turn) <= 5
+        assert sass.cycles(turn, variant.config.warps) <= 1200
+
+
+@pytest.mark.parametrize(("B", "rows"), [(1, 1), (100, 1), (200, 2), (300, 4), (400, 4), (9999, 4)])
+def test_rows_of_a_program_end_first(B, rows):
+    """On 100 multiprocessors: 200 rows one by one would take two waves, the second half as fast."""
+    assert kernels.launch_config(80, B, 0, processors=100).rows == rows
 
 
 def problem(T, B, n, d=3):

@@ -6,24 +6,36 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 
-def device_limits(h: Tensor) -> tuple[int, int]:
-    """Multiprocessors of the device of h, and bytes of shared memory that a block may have."""
+def shared_memory(h: Tensor) -> int:
+    """Bytes that a block may have on the device of h."""
     if h.device.type != "cuda":
-        return 1, 2**20
+        return 2**20
     properties = torch.cuda.get_device_properties(h.device)
     # Missing from torch's stubs, and where the device is not NVIDIA's.
-    shared = getattr(
-        properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
-    )
-    return properties.multi_processor_count, shared
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+
+
+def multiprocessors(h: Tensor) -> int:
+    """Of the device of h."""
+    if h.device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(h.device).multi_processor_count
 
 
 def rows_of_program(B: int, processors: int) -> int:
-    """Few, since the steps of a program wait for each other and programs do not."""
-    per_processor = B // processors
-    return 4 if per_processor >= 4 else max(1, min(per_processor, 2))
+    """The rows with which all programs end first, where a multiprocessor has one at a time.
+
+    More rows take longer, as threads share their products, but a step waits once for all of them.
+    """
+    return min((1, 2, 4), key=lambda rows: -(-B // (rows * processors)) * (2 + rows))
+
+
+def in_vectors(A: Tensor) -> Tensor:
+    """A with rows that are read four at a time: zeros added up to a multiple."""
+    return pad(A, (0, -A.shape[1] % 4)).contiguous()
 
 
 @triton.jit
@@ -47,9 +59,68 @@ def load_weights(A, first, n: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constex
 
 
 @triton.jit
-def product_in_registers(y, weights):  # type: ignore[no-untyped-def]
-    """y A, a sum in float32 without tensor cores."""
-    return tl.sum(y[:, :, None] * weights[None, :, :], 1)
+def weights_in_registers(  # type: ignore[no-untyped-def]
+    A, n: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr
+):
+    """A^T, of rows as `in_vectors` makes them, as `product_in_registers` takes it.
+
+    A warp has the columns of 128 / LANES outputs j, a thread four of them, and of these the inputs
+    i of one lane in LANES: (1, many, 4, 4, warps, LANES / 4, 4, 32 / LANES). The second, third
+    and fourth axis are registers; i runs through axes (1, 5, 6, 2) and j through (4, 3, 7).
+    """
+    J: tl.constexpr = 32 // LANES
+    STRIDE: tl.constexpr = (n + 3) // 4 * 4
+    i1 = tl.arange(0, SIZE // (4 * LANES))[None, :, None, None, None, None, None, None]
+    i2 = tl.arange(0, 4)[None, None, :, None, None, None, None, None]
+    j1 = tl.arange(0, 4)[None, None, None, :, None, None, None, None]
+    j0 = tl.arange(0, SIZE // (4 * J))[None, None, None, None, :, None, None, None]
+    upper = tl.arange(0, LANES // 4)[None, None, None, None, None, :, None, None]
+    lower = tl.arange(0, 4)[None, None, None, None, None, None, :, None]
+    j2 = tl.arange(0, J)[None, None, None, None, None, None, None, :]
+    i = (i1 * LANES + upper * 4 + lower) * 4 + i2
+    j = (j0 * 4 + j1) * J + j2
+    return tl.load(A + j * STRIDE + i, mask=(i < STRIDE) & (j < n), other=0.0)
+
+
+@triton.jit
+def product_in_registers(y, weights, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    """y A^T, a sum in float32 without tensor cores, from `weights_in_registers`.
+
+    Threads exchange y once, then add within a warp, and each thread keeps one output of its four.
+    """
+    ROWS: tl.constexpr = y.shape[0]
+    MANY: tl.constexpr = weights.shape[1]
+    UPPER: tl.constexpr = weights.shape[5]
+    parts = tl.permute(tl.reshape(y, (ROWS, MANY, UPPER, 4, 4)), (0, 1, 4, 2, 3))
+    terms = parts[:, :, :, None, None, :, :, None] * weights
+    # Known when compiling, so that what is padding in each thread costs nothing: x + -0 is x.
+    real = tl.arange(0, MANY)[None, :, None, None, None, None, None, None] * (16 * UPPER) < n
+    terms = tl.where(real, terms, _minus_zero(8))
+    sums = tl.sum(tl.sum(tl.sum(tl.sum(terms, 1), 1), 3), 3)
+    mine = tl.arange(0, 4)[:, None] == tl.arange(0, 4)[None, :]
+    sums = tl.where(mine[None, :, None, :, None], sums[:, :, :, None, :], _minus_zero(5))
+    return tl.reshape(tl.sum(sums, 1), y.shape)
+
+
+@triton.jit
+def sums_of_parts(x, y, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """At each column the sum over its part of so many of the columns, of x and of y."""
+    shape: tl.constexpr = (x.shape[0], PARTS, x.shape[1] // PARTS)
+    a, b = tl.reduce((tl.reshape(x, shape), tl.reshape(y, shape)), 2, add_both)
+    a, b = tl.broadcast_to(a[:, :, None], shape), tl.broadcast_to(b[:, :, None], shape)
+    return tl.reshape(a, x.shape), tl.reshape(b, x.shape)
+
+
+@triton.jit
+def add_both(x, y, x_other, y_other):  # type: ignore[no-untyped-def]
+    return x + x_other, y + y_other
+
+
+@triton.jit
+def _minus_zero(AXES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """-0, of one element on so many axes; a literal becomes 0."""
+    bits = tl.full((1,) * AXES, -(2**31), tl.int32)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

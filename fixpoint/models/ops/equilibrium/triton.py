@@ -2,8 +2,8 @@
 
 A program carries a block of rows through the whole sequence: U, V and its states are in registers,
 and its loop over updates ends as soon as its own rows are done, without the host. At n = 128 U and
-V take 64 of the 128 registers that a thread of 16 warps may have; float64 or a larger n would not
-fit. n is padded to a power of two. Each n is compiled for itself, at its first use.
+V take 128 of the 255 registers that a thread of 8 warps may have; float64 or a larger n would not
+fit. Products go to the next multiple of 32 units. Each n is compiled for itself, at its first use.
 
 Anderson mixing keeps its differences in registers too, up to 8 of them: see `MAX_MEMORY_ON_CUDA`.
 Broyden's method is not here: its factors grow by two states an update.
@@ -22,11 +22,12 @@ from torch.nn.functional import linear
 from fixpoint.models.ops.common.triton_blocks import (
     activation_slope,
     block_of_rows,
-    device_limits,
+    in_vectors,
     load_block,
-    load_weights,
+    multiprocessors,
     product_in_registers,
     rows_of_program,
+    weights_in_registers,
 )
 from fixpoint.models.ops.equilibrium.arguments import (
     MAX_SIZE_ON_CUDA,
@@ -35,9 +36,11 @@ from fixpoint.models.ops.equilibrium.arguments import (
     Iteration,
     Report,
 )
-from fixpoint.models.ops.equilibrium.triton_solver import NONFINITE, solve_block
+from fixpoint.models.ops.equilibrium.triton_monitor import NONFINITE
+from fixpoint.models.ops.equilibrium.triton_solver import solve_block
 
 MAX_SIZE = MAX_SIZE_ON_CUDA
+LANES = tl.constexpr(8)  # threads that share an output, so that a thread has 64 weights of U and V
 
 
 class LaunchConfig(NamedTuple):
@@ -56,24 +59,23 @@ class LaunchConfig(NamedTuple):
 def launch_config(n: int, B: int, memory: int, *, processors: int) -> LaunchConfig:
     """For a device with so many multiprocessors.
 
-    A row waits for the slowest row of its program. Anderson mixing takes half of the threads, with
-    twice the registers each, for its differences; V is then read again at each time step.
+    A row waits for the slowest row of its program. With Anderson mixing, whose differences take
+    registers, V is read again at each time step.
     """
-    size = max(16, triton.next_power_of_2(n))
-    rows = 1 if memory else rows_of_program(B, processors)
-    return LaunchConfig(size, rows, size // (16 if memory else 8))
+    size = max(32, triton.next_power_of_2(n))
+    return LaunchConfig(size, 1 if memory else rows_of_program(B, processors), size // 16)
 
 
 def forward(arguments: ForwardArguments) -> None:
     x, W, bias, U, V, S, C, report, activation, iteration = arguments
-    Ut = None if U is None else U.t().contiguous()
-    tensors = linear(x, W, bias), Ut, V.t().contiguous(), S, C
+    tensors = linear(x, W, bias), None if U is None else in_vectors(U), in_vectors(V), S, C
     _launch(_forward, S[0], len(x), tensors, report, activation, iteration, KEEP=len(C) > 0)
 
 
 def backward(arguments: BackwardArguments) -> None:
     G, U, V, g, C, result, D, adjoint, report, activation, iteration = arguments
-    tensors = G, U, V, g, C, result, D, adjoint
+    Ut = None if U is None else in_vectors(U.t())
+    tensors = G, Ut, in_vectors(V.t()), g, C, result, D, adjoint
     _launch(_backward, g, len(G), tensors, report, activation, iteration)
 
 
@@ -93,7 +95,7 @@ def _launch(
     memory = min(iteration.memory, n)
     steps = iteration.steps.to(h).contiguous()
     stride = steps.shape[1] if len(steps) > 1 else 0
-    config = launch_config(n, B, memory, processors=device_limits(h)[0])
+    config = launch_config(n, B, memory, processors=multiprocessors(h))
     arguments = [None if v is None else v.detach() for v in (*tensors, *report, steps)]
     sizes = {"n": n, "SIZE": config.size, "ROWS": config.rows}
     with torch.cuda.device_of(h):
@@ -106,27 +108,27 @@ def _launch(
 
 @triton.jit(do_not_specialize=["B", "T", "stride", "max_iter", "rtol", "atol"])
 def _forward(  # type: ignore[no-untyped-def]
-    X, Ut, Vt, S, C, iterations, residual, result, steps, B, T, stride, max_iter, rtol, atol,
+    X, U, V, S, C, iterations, residual, result, steps, B, T, stride, max_iter, rtol, atol,
     n: tl.constexpr, ACTIVATION: tl.constexpr, MEMORY: tl.constexpr, KEEP: tl.constexpr,
     SIZE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row, at, inside, block = block_of_rows(B, n, SIZE, ROWS)
     exists = row < B
-    U = None
-    if Ut is not None:
-        U = load_weights(Ut, 0, n, SIZE, SIZE)
-    V = load_weights(Vt, 0, n, SIZE, SIZE)
+    if U is not None:
+        U = weights_in_registers(U, n, SIZE, LANES)
+    W = weights_in_registers(V, n, SIZE, LANES)
     h, x = load_block(S, at, inside), load_block(X, at, inside)
     for t in range(T):
         # Read a step ahead, as memory takes longer than an update; the last one reads again.
         X += tl.where(t + 1 < T, block, 0)
         x_next = load_block(X, at, inside)
         if MEMORY > 0:
-            V = load_weights(Vt, 0, n, SIZE, SIZE)
-        q = x + product_in_registers(h, V)
+            W = weights_in_registers(V, n, SIZE, LANES)
+        q = x + product_in_registers(h, W, n)
         h, c, count, r, code = solve_block(
-            h, U, q, q, exists, inside, steps, max_iter, rtol, atol, ACTIVATION, False, MEMORY
-        )
+            h, U, q, q, exists, inside, steps, max_iter, rtol, atol, n, ACTIVATION,
+            False, MEMORY,
+        )  # fmt: skip
         S += block
         tl.store(S + at, h, mask=inside)
         if KEEP:
@@ -146,8 +148,8 @@ def _backward(  # type: ignore[no-untyped-def]
     row, at, inside, block = block_of_rows(B, n, SIZE, ROWS)
     exists = row < B
     if U is not None:
-        U = load_weights(U, 0, n, SIZE, SIZE)
-    W = load_weights(V, 0, n, SIZE, SIZE)
+        U = weights_in_registers(U, n, SIZE, LANES)
+    W = weights_in_registers(V, n, SIZE, LANES)
     last = (T - 1) * block
     G, C, D = G + last, C + last, D + last
     e, incoming, c = load_block(g, at, inside), load_block(G, at, inside), load_block(C, at, inside)
@@ -164,8 +166,8 @@ def _backward(  # type: ignore[no-untyped-def]
         size = tl.where(size > 0, size, 1.0)[:, None]
         unit = tl.div_rn(e, tl.broadcast_to(size, (ROWS, SIZE)))
         u, _, count, r, code = solve_block(
-            unit, U, slope, unit, exists, inside, steps, max_iter, rtol, atol, ACTIVATION, True,
-            MEMORY,
+            unit, U, slope, unit, exists, inside, steps, max_iter, rtol, atol, n, ACTIVATION,
+            True, MEMORY,
         )  # fmt: skip
         d = u * size * slope
         tl.store(D + at, d, mask=inside)
@@ -173,8 +175,8 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(adjoint + at, u, mask=inside)
         _store_report(iterations, residual, result, t, row, B, count, r, code)
         if MEMORY > 0:
-            W = load_weights(V, 0, n, SIZE, SIZE)
-        e = product_in_registers(d, W)
+            W = weights_in_registers(V, n, SIZE, LANES)
+        e = product_in_registers(d, W, n)
         incoming, c = incoming_next, c_next
     tl.store(g + at, e, mask=inside)
 

@@ -17,15 +17,40 @@ EPS = tl.constexpr(2.0**-23)  # of float32
 
 
 @triton.jit
-def anderson_update(  # type: ignore[no-untyped-def]
-    z, f, start, g, df, dg, gram, merit, mixing, rejected, k, beta, MEMORY: tl.constexpr
-):
-    """The next iterates from f = phi(z) at update k, and the new state.
+def anderson_begin(z, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What is kept of each row before its first step.
 
     start, g: phi and the residual where the next step starts, (ROWS, SIZE). df, dg: differences,
     (ROWS, SLOTS, SIZE); gram: dG^T dG, (ROWS, SLOTS, SLOTS). merit, mixing, rejected: |g|^2, the
     mixing, and whether the last step was rejected, (ROWS,).
     """
+    ROWS: tl.constexpr = z.shape[0]
+    SLOTS: tl.constexpr = triton.next_power_of_2(MEMORY)
+    df = tl.zeros((ROWS, SLOTS, z.shape[1]), tl.float32)
+    gram = tl.zeros((ROWS, SLOTS, SLOTS), tl.float64)
+    merit = tl.full((ROWS,), float("inf"), tl.float32)
+    mixing, rejected = tl.full((ROWS,), 1.0, tl.float32), tl.zeros((ROWS,), tl.int32)
+    return z, z, df, df, gram, merit, mixing, rejected
+
+
+@triton.jit
+def anderson_restart(state, again, z, f):  # type: ignore[no-untyped-def]
+    """Forget the differences of some rows, which have been put back to z with f = phi(z)."""
+    start, g, df, dg, gram, merit, mixing, rejected = state
+    if tl.max(again.to(tl.int32), 0) > 0:
+        start, g = tl.where(again[:, None], f, start), tl.where(again[:, None], f - z, g)
+        df = tl.where(again[:, None, None], 0.0, df)
+        dg = tl.where(again[:, None, None], 0.0, dg)
+        gram = tl.where(again[:, None, None], 0.0, gram)
+        merit = tl.where(again, tl.sum((f - z) * (f - z), 1), merit)
+        mixing, rejected = tl.where(again, 1.0, mixing), tl.where(again, 0, rejected)
+    return start, g, df, dg, gram, merit, mixing, rejected
+
+
+@triton.jit
+def anderson_update(z, f, state, k, beta, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The next iterates from f = phi(z) at update k, and the new state."""
+    start, g, df, dg, gram, merit, mixing, rejected = state
     SLOTS: tl.constexpr = df.shape[1]
     slots = tl.arange(0, SLOTS)
     newest = (k + MEMORY - 1) % MEMORY
@@ -61,9 +86,8 @@ def anderson_update(  # type: ignore[no-untyped-def]
     gamma = _weights(gram, _products(g, dg), noise, newest, count, MEMORY).to(tl.float32)
     rest = 1 - beta * mixing
     combined = tl.sum(gamma[:, :, None] * (df - rest[:, None, None] * dg), 1)
-    return (
-        start - rest[:, None] * g - combined, start, g, df, dg, gram, merit, mixing, rejected,
-    )  # fmt: skip
+    moved = start - rest[:, None] * g - combined
+    return moved, (start, g, df, dg, gram, merit, mixing, rejected)
 
 
 @triton.jit

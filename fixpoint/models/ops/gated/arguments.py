@@ -5,7 +5,7 @@ One product V h (G = 1) serves the gate and the candidate, or each has its own (
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -31,6 +31,7 @@ class ForwardArguments(NamedTuple):
 
     X: u (G, T, B, n) where W is None, else x (T, B, d) of u_g = x W_g^T; W: (G, n, d).
     bias: (2, n), of the gate and of the candidate; V: (G, n, n); h: (B, n).
+    p, q: tensors on a CUDA device, else numbers.
     S: (T + 1, B, n), S[t + 1] receives h after time step t; (1, B, n) to keep nothing.
     Z, C: (T, B, n) receive the gate and the candidate; (0, B, n) to keep nothing.
     """
@@ -39,8 +40,8 @@ class ForwardArguments(NamedTuple):
     W: Tensor | None
     bias: Tensor
     V: Tensor
-    p: float
-    q: float
+    p: Any
+    q: Any
     h: Tensor
     S: Tensor
     Z: Tensor
@@ -52,14 +53,14 @@ class BackwardArguments(NamedTuple):
     """Carry g, the gradient of the last state, in place to the first; return dp, dq, dbias (2, n).
 
     G: (T, B, n), gradients of the states after each time step, or (0, B, n) for none.
-    S, Z, C: of the forward pass.
+    p, q: tensors on a CUDA device, else numbers. S, Z, C: of the forward pass.
     D: (G, T, B, n) receives the gradient with respect to each product V_g h.
     """
 
     G: Tensor
     V: Tensor
-    p: float
-    q: float
+    p: Any
+    q: Any
     g: Tensor
     S: Tensor
     Z: Tensor

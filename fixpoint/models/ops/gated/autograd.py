@@ -89,6 +89,7 @@ class GatedRecurrence(Recurrence[Inputs]):
     """Saves each state, gate and candidate."""
 
     name, reference_name, inputs, saved_count = "gated", "gated_scan_reference", Inputs, 3
+    has_triton = True
 
     def reference(self, inputs: Inputs, options: Options) -> Tensor:
         return loop(inputs, options.activation, options.last_only)
@@ -124,7 +125,7 @@ class GatedRecurrence(Recurrence[Inputs]):
         T, B, n = C.shape
         G, g = op.output_gradients(grad, options.last_only)
         weights, backend = _by_gate(V, n), op.backend("gated", S[0])
-        gates, factors = len(weights), (p.item(), q.item())
+        gates, factors = len(weights), (_factor(p), _factor(q))
         steps = op.chunk_length(T, gates, g)
         D = op.empty((gates * steps, B, n), g)
         dx = op.empty((T if needed.x else 0, *x.shape[1:]), g)
@@ -162,8 +163,8 @@ def _forward(inputs: Inputs, h: Tensor, S: Tensor, Z: Tensor, C: Tensor, activat
             None if W is None else _by_gate(W, n),
             h.new_zeros(2, n) if bias is None else bias.contiguous().view(2, n),
             _by_gate(V.contiguous(), n),
-            p.item(),
-            q.item(),
+            _factor(p),
+            _factor(q),
             h,
             S,
             Z,
@@ -189,6 +190,11 @@ def _input_gradients(d: Tensor, x: Tensor, W: Tensor | None, dx: Tensor, dW: Ten
         dx.zero_()
         for part, weight in zip(d, W.chunk(len(d)), strict=True):
             dx.view(x.shape).addmm_(part, weight)
+
+
+def _factor(p: Tensor) -> float | Tensor:
+    """p as the kernels take it: the host does not wait for a CUDA device."""
+    return p if p.is_cuda else p.item()
 
 
 def _by_gate(weight: Tensor, n: int) -> Tensor:

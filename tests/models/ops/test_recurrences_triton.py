@@ -3,7 +3,6 @@
 import functools
 import importlib.util
 import re
-import subprocess
 import types
 
 import pytest
@@ -21,18 +20,14 @@ from fixpoint.models.rnn import base_cell as recurrent_cell
 
 triton = pytest.importorskip("triton", reason="needs triton")
 
-from support.compiled import compile_for  # noqa: E402
+from support.compiled import SHARED, Variant, sass  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
+from fixpoint.models.ops.common import triton_recurrence as kernels_module  # noqa: E402
 from fixpoint.models.ops.leaky import triton as leaky_triton  # noqa: E402
 
-SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
-"""Bytes of shared memory that a block may have, by compute capability."""
-POINTERS = {
-    "_forward": "U At h S C",
-    "_backward": "G A g S C D V",
-}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PASSES = ["forward", "backward"]
 
 
 @pytest.fixture(autouse=True)
@@ -42,75 +37,61 @@ def cache(monkeypatch, tmp_path):
 
 
 @functools.cache
-def compiled(name, kind, n, config, capability):
-    kernel = getattr(leaky_triton, name)
-    constants = {
-        "n": n,
-        "ACTIVATION": "tanh",
-        "SIZE": config.size,
-        "ROWS": config.rows,
-        "TILE": config.tile,
-    }
-    constants |= dict.fromkeys(("KEEP", "HAS_G", "HAS_V"), True)
-    types = dict.fromkeys(("a", "b", "sums"), "*fp32")
-    types |= dict.fromkeys(POINTERS[name].split(), f"*{kind}")
-    return compile_for(kernel, types, constants, capability, aligned=True, options=config.options)
+def compiled(variant):
+    kernel = variant.compile()
+    return kernel, *sass.disassemble(kernel.asm["cubin"])
 
 
-def spilled(binary, path):
-    """Bytes of a thread's stack, where registers lie that did not fit: at most a few."""
-    path.write_bytes(binary)
-    tool = triton.knobs.nvidia.cuobjdump.path
-    usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True)
-    return int(re.search(r"STACK:(\d+)", usage.stdout + usage.stderr)[1])
+SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", POINTERS)
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("n", [80, 128, 256])
-def test_compiles_and_fits(n, kind, capability, name, tmp_path):
-    shared = SHARED[capability]
-    config = leaky_triton.launch_config(n, 128, DTYPES[kind], processors=100, shared=shared)
-    kernel = compiled(name, kind, n, config, capability)
-    assert f".target sm_{capability}" in kernel.asm["ptx"]
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Variant("leaky", "forward", 80),
+        Variant("leaky", "backward", 128, capability=80),
+        pytest.param(Variant("UGRNN", "backward", 80), marks=SLOW),
+        pytest.param(Variant("UGRNN", "forward", 128, capability=80), marks=SLOW),
+        pytest.param(Variant("FastGRNN", "backward", 128), marks=SLOW),
+        pytest.param(Variant("leaky", "forward", 33, capability=86), marks=SLOW),
+    ],
+    ids=str,
+)
+def test_nothing_is_spilled_where_a_matrix_is_in_registers(variant):
+    kernel, resources, _ = compiled(variant)
     assert kernel.asm["cubin"][:4] == b"\x7fELF"
-    assert 0 < kernel.metadata.shared <= shared
-    assert spilled(kernel.asm["cubin"], tmp_path / "kernel.cubin") <= 64
+    assert resources.stack == 0
+    assert 0 < kernel.metadata.shared <= 1024
+    assert "tf32" not in kernel.asm["ptx"]
 
 
-@pytest.mark.parametrize("name", POINTERS)
-def test_bfloat16_fits_a_small_shared_memory(name, tmp_path):
-    config = leaky_triton.launch_config(256, 128, torch.bfloat16, processors=100, shared=SHARED[86])
-    assert config.tile < config.size
-    kernel = compiled(name, "bf16", 256, config, 86)
-    assert kernel.metadata.shared <= SHARED[86]
-    assert spilled(kernel.asm["cubin"], tmp_path / "kernel.cubin") <= 64
+def test_a_step_takes_few_barriers_and_cycles():
+    """One exchange of the state: a barrier before it is written and one before it is read."""
+    variant = Variant("leaky", "forward", 80)
+    turn = sass.inner_loop(compiled(variant)[2])
+    assert sum(x.kind == "BAR" for x in turn) == 2
+    assert sum(x.kind == "FFMA" for x in turn) < 80  # 80 x 80 products by 128 threads, and tanh
+    assert sass.cycles(turn, variant.config.warps) <= 520
 
 
-def test_products_are_exact_in_float32_and_on_tensor_cores_in_bfloat16():
-    for n in (128, 256):
-        for kind, dtype in DTYPES.items():
-            config = leaky_triton.launch_config(n, 128, dtype, processors=100, shared=SHARED[80])
-            text = compiled("_forward", kind, n, config, 80).asm["ptx"]
-            assert ("mma.sync" in text) == (kind == "bf16")
-            assert "tf32" not in text
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize(("kind", "n", "capability"), [("bf16", 80, 90), ("bf16", 256, 86)])
+def test_products_on_tensor_cores(kind, n, capability, pass_):
+    variant = Variant("leaky", pass_, n, kind, capability=capability)
+    kernel, resources, _ = compiled(variant)
+    assert "mma" in kernel.asm["ptx"]
+    assert kernel.metadata.shared <= SHARED[capability]
+    assert resources.stack <= 64
 
 
 @pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("name", POINTERS)
-def test_threads_wait_before_and_after_they_exchange_a_state(name, kind):
+@pytest.mark.parametrize("pass_", PASSES)
+def test_threads_wait_before_and_after_they_exchange_a_state(pass_, kind):
     """The interpreter runs one thread: it cannot miss a barrier."""
-    config = leaky_triton.launch_config(256, 128, DTYPES[kind], processors=100, shared=SHARED[86])
-    text = compiled(name, kind, 256, config, 86).asm["ttgir"]
+    kernel, *_ = compiled(Variant("leaky", pass_, 256, kind, capability=86))
+    text = kernel.asm["ttgir"]
     steps = re.findall(r"\b(barrier|store|async_copy)", text)
     assert "barrier store barrier async_copy" in " ".join(steps)
-
-
-@pytest.mark.parametrize(("B", "rows"), [(1, 1), (199, 1), (200, 2), (399, 2), (400, 4), (9999, 4)])
-def test_rows_fill_the_device(B, rows):
-    config = leaky_triton.launch_config(80, B, torch.float32, processors=100, shared=SHARED[80])
-    assert config.rows == rows
 
 
 @pytest.mark.parametrize(
@@ -138,8 +119,8 @@ def test_compiles_as_it_is_launched(T, B, n, K, kind, monkeypatch):
                 self.kernel.warmup(*args, grid=grid, **options)
             )
 
-    for name in POINTERS:
-        monkeypatch.setattr(leaky_triton, name, Compiled(getattr(leaky_triton, name)))
+    for name in ("_forward", "_backward"):
+        monkeypatch.setattr(kernels_module, name, Compiled(getattr(kernels_module, name)))
     for last_only in (False, True):
         options = {"activation": "relu", "last_only": last_only}
         outcome(fused_scan, problem(T, B, n, K, dtype=DTYPES[kind]), **options)
@@ -155,7 +136,7 @@ def test_all_around_the_kernels_remains_on_the_device(dtype, last_only, recomput
     monkeypatch.setattr(LEAKY, "unsupported", lambda *args, **options: None)
     monkeypatch.setattr(dispatch, "backend", lambda name, h: leaky_triton)
     launched = []
-    monkeypatch.setattr(leaky_triton, "_launch", lambda *args, **options: launched.append(args))
+    monkeypatch.setattr(kernels_module, "_launch", lambda *args, **options: launched.append(args))
     arguments = {
         k: v.detach().to("meta").requires_grad_()
         for k, v in problem(9, 3, 7, 2, 4, dtype=dtype).items()
@@ -168,7 +149,7 @@ def test_all_around_the_kernels_remains_on_the_device(dtype, last_only, recomput
     assert y.shape == inferred.shape == ((3, 7) if last_only else (9, 3, 7))
     for got, expected in zip((y, inferred, *gradients), (y, y, *arguments.values()), strict=True):
         assert (got.device, got.dtype, got.shape) == (y.device, dtype, expected.shape)
-    for _, _, _, tensors, _ in launched:
+    for _, _, _, _, tensors, _ in launched:
         assert {v.device for v in tensors} == {y.device}
         assert all(v.is_contiguous() for v in tensors)
     assert len(launched) == (8 if recompute else 3)

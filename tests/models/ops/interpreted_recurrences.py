@@ -3,15 +3,21 @@
 `test_interpreted.py` runs this file in a process of its own.
 """
 
+import functools
+
 import pytest
 import torch
 import triton.language as tl
-from support.recurrences import connected, outcome
+from support.recurrences import connected, gated_problem, outcome
 from support.recurrences import leaky_problem as problem
 from triton.runtime.interpreter import InterpreterBuilder
 
 from fixpoint.models.ops.common import dispatch
+from fixpoint.models.ops.common import triton_recurrence as kernels
 from fixpoint.models.ops.common.activations import ACTIVATIONS
+from fixpoint.models.ops.gated import autograd as gated
+from fixpoint.models.ops.gated import triton as gated_triton
+from fixpoint.models.ops.gated.reference import gated_scan_reference
 from fixpoint.models.ops.leaky import triton as leaky_triton
 from fixpoint.models.ops.leaky.autograd import LEAKY, fused_scan
 from fixpoint.models.ops.leaky.reference import scan_reference
@@ -24,7 +30,9 @@ SIZES = [(3, 3, 7, 1, 0), (3, 3, 33, 2, 2), (1, 1, 1, 3, 1)]
 @pytest.fixture(autouse=True)
 def backend(monkeypatch):
     """Tensors on the CPU go to the kernels; new buffers are full of NaN."""
-    monkeypatch.setattr(dispatch, "backend", lambda name, h: leaky_triton)
+    modules = {"leaky": leaky_triton, "gated": gated_triton}
+    monkeypatch.setattr(dispatch, "backend", lambda name, h: modules[name])
+    monkeypatch.setattr(gated, "_factor", lambda p: p)
     empty = dispatch.empty
     monkeypatch.setattr(dispatch, "empty", lambda *args: empty(*args).fill_(torch.nan))
 
@@ -32,7 +40,8 @@ def backend(monkeypatch):
 @pytest.fixture
 def bfloat16(monkeypatch):
     """Let it through, and give the interpreter, which multiplies the bits, its exact products."""
-    monkeypatch.setattr(LEAKY, "unsupported", lambda *args, **options: None)
+    for recurrence in (LEAKY, gated.GATED):
+        monkeypatch.setattr(recurrence, "unsupported", lambda *args, **options: None)
     dot = InterpreterBuilder.create_dot
 
     def exact(self, x, y, *rest):
@@ -51,9 +60,9 @@ def config(monkeypatch):
     """Set a field of every launch configuration."""
 
     def change(**fields):
-        original = leaky_triton.launch_config
+        original = kernels.launch_config
         monkeypatch.setattr(
-            leaky_triton,
+            kernels,
             "launch_config",
             lambda *args, **options: original(*args, **options)._replace(**fields),
         )
@@ -62,12 +71,23 @@ def config(monkeypatch):
 
 
 def assert_as_exact_as_plain(size, dtype=FLOAT, **options):
-    """Off float64 by at most a few times as much as the plain loop in the same type, or an eps."""
-    arguments = problem(*size, dtype=dtype)
-    double = {k: v.detach().double().requires_grad_() for k, v in arguments.items()}
     recompute = options.pop("recompute", False)
-    exact, plain = (outcome(scan_reference, x, **options) for x in (double, arguments))
-    got = outcome(fused_scan, arguments, recompute=recompute, **options)
+    fused = functools.partial(fused_scan, recompute=recompute)
+    assert_exact(problem(*size, dtype=dtype), fused, scan_reference, **options)
+
+
+def assert_gated_as_exact_as_plain(size, dtype=FLOAT, **options):
+    assert_exact(
+        gated_problem(*size, dtype=dtype), gated.gated_scan, gated_scan_reference, **options
+    )
+
+
+def assert_exact(arguments, fused, reference, **options):
+    """Off float64 by at most a few times as much as the plain loop in the same type, or an eps."""
+    dtype = arguments["x"].dtype
+    double = {k: v.detach().double().requires_grad_() for k, v in arguments.items()}
+    exact, plain = (outcome(reference, x, **options) for x in (double, arguments))
+    got = outcome(fused, arguments, **options)
     eps = torch.finfo(dtype).eps
     for name, e, p, g in zip(["output", *arguments], exact, plain, got, strict=True):
         assert g.dtype == dtype
@@ -80,6 +100,47 @@ def assert_as_exact_as_plain(size, dtype=FLOAT, **options):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_equals_plain_loop(size, activation):
     assert_as_exact_as_plain(size, activation=activation)
+
+
+# T, B, n, products, d
+GATED_SIZES = [(3, 2, 7, 1, 0), (3, 2, 33, 2, 2), (2, 1, 20, 1, 2)]
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("size", GATED_SIZES, ids=str)
+def test_gated_equals_plain_loop(size, activation):
+    assert_gated_as_exact_as_plain(size, activation=activation)
+
+
+def test_gated_last_state():
+    assert_gated_as_exact_as_plain((4, 3, 7, 1, 2), activation="tanh", last_only=True)
+
+
+def test_gated_with_lanes_of_a_large_n(config):
+    """Eight threads share an output, where two matrices would take too many registers of four."""
+    config(lanes=8)
+    assert_gated_as_exact_as_plain((2, 1, 40, 2, 2), activation="tanh")
+
+
+def test_gated_weights_read_by_tiles(config):
+    config(rows=2, size=32, tile=16)
+    assert_gated_as_exact_as_plain((2, 3, 19, 2, 2), activation="tanh")
+
+
+@pytest.mark.parametrize("products", [1, 2])
+@pytest.mark.usefixtures("bfloat16")
+def test_gated_bfloat16(products):
+    assert_gated_as_exact_as_plain((3, 17, 19, products, 2), BRAIN, activation="tanh")
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+def test_gated_inference_equals_training(last_only):
+    arguments = gated_problem(3, 2, 9, 2, 3, dtype=FLOAT)
+    options = {"activation": "tanh", "last_only": last_only}
+    trained = gated.gated_scan(**arguments, **options)
+    with torch.no_grad():
+        inferred = gated.gated_scan(**arguments, **options)
+    torch.testing.assert_close(inferred, trained.detach(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("last_only", "recompute"), [(True, False), (False, True), (True, True)])
@@ -145,15 +206,16 @@ def test_inference_equals_training(K, last_only):
 
 
 def test_one_launch_each_way(monkeypatch):
-    launches, launch = [], leaky_triton._launch
+    launches, launch = [], kernels._launch
 
     def count(kernel, *args, **options):
         launches.append(kernel)
         launch(kernel, *args, **options)
 
-    monkeypatch.setattr(leaky_triton, "_launch", count)
+    monkeypatch.setattr(kernels, "_launch", count)
     outcome(fused_scan, problem(6, 3, 7, 2, 3, dtype=FLOAT), activation="relu")
-    assert launches == [leaky_triton._forward, leaky_triton._backward]
+    outcome(gated.gated_scan, gated_problem(6, 3, 7, 2, 3, dtype=FLOAT), activation="relu")
+    assert launches == [kernels._forward, kernels._backward] * 2
 
 
 def test_inputs_that_are_not_contiguous():
