@@ -7,6 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fixpoint.models.heads.packed import Sequences, on_data
+from fixpoint.models.rnn.base_layer import StreamState
+
 
 class LanguageModel(nn.Module):
     """Logits of the next word: embedding, recurrent layer, linear output.
@@ -20,9 +23,11 @@ class LanguageModel(nn.Module):
         vocabulary: number of words.
         tied: use the embedding as the output weights, so that only a bias is added.
 
-    Inputs: words (B, T) int64, hx the state that the layer takes, or None.
+    Inputs: words (B, T) int64, or packed, hx the state that the layer takes, or None. An `ERNN`
+        with steps of their own at each time index begins with each call at t = 0, whatever state
+        it takes: they are those of the places in a piece of text.
 
-    Outputs: logits (B, T, vocabulary), and the state after the last word.
+    Outputs: logits (B, T, vocabulary), or packed, and the state after the last word.
 
     Source: Press, Wolf (2017), Using the output embedding to improve language models (tied).
 
@@ -47,13 +52,18 @@ class LanguageModel(nn.Module):
         self.head = None if tied else nn.Linear(hidden_size, vocabulary)
         self.bias = nn.Parameter(self.embedding.weight.new_zeros(vocabulary)) if tied else None
 
-    def features(self, words: Tensor) -> Tensor:
-        """What the layer gets, (B, T, n)."""
-        return self.embedding(words)
+    def features(self, words: Sequences) -> Sequences:
+        """What the layer gets, (B, T, n), or packed."""
+        return on_data(self.embedding, words)
 
-    def forward(self, words: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-        output, h_n = self.layer(self.features(words), hx)
-        return self.logits(output), h_n
+    def forward(self, words: Sequences, hx: Any = None) -> tuple[Sequences, Any]:
+        anew = hx is not None and not isinstance(hx, StreamState) and self._has_steps_of_its_own()
+        output, state = self.layer(self.features(words), StreamState(hx, 0) if anew else hx)
+        return on_data(self.logits, output), state.hx if anew else state
+
+    def _has_steps_of_its_own(self) -> bool:
+        cell = getattr(getattr(self.layer, "layer", self.layer), "l0", None)
+        return getattr(cell, "timesteps", None) is not None
 
     def logits(self, output: Tensor) -> Tensor:
         """Logits (..., vocabulary) of outputs of the layer, (..., n)."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fixpoint._torch import is_functorch_wrapped_tensor
+from fixpoint._torch import has_values, is_functorch_wrapped_tensor
 from fixpoint.backward import Unrolled
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.maps import EquilibriumMap
@@ -110,7 +110,7 @@ def solve_steps(
     start: int | None = 0,
 ) -> Iterator[Solution]:
     """The solution of each time step, the next one started at its z; arguments as for `scan`."""
-    at, h = cell.bind(x), h0
+    at, h = cell(read=lambda phi: phi.bind(x)), h0
     for t in range(len(x)):
         solution = fixed_point(at(t, h), h, t=None if start is None else start + t)
         h = solution.z
@@ -134,10 +134,9 @@ def _all_finite(x: Tensor, h0: Tensor) -> bool:
     """Whether x and h0 are certainly finite, where that can be asked without a device sync."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.device.type != "cpu":
         return False
-    x, h0 = x.detach(), h0.detach()
-    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(h0):
+    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(h0) or not has_values(x):
         return False
-    return math.isfinite(x.sum().item() + h0.sum().item())
+    return math.isfinite(x.detach().sum().item() + h0.detach().sum().item())
 
 
 def check_compatible(cell: EquilibriumMap, fixed_point: FixedPoint) -> None:

@@ -12,9 +12,8 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from fixpoint.models.ops.common import dispatch
 from fixpoint.models.ops.common.activations import ACTIVATIONS
-from fixpoint.models.ops.leaky import triton as leaky_triton
-from fixpoint.models.ops.leaky.autograd import LEAKY, fused_scan
-from fixpoint.models.ops.leaky.reference import scan_reference
+from fixpoint.models.ops.recurrence import triton_kernels as leaky_triton
+from fixpoint.models.ops.recurrence.leaky import LEAKY, fused_scan, scan_reference
 
 FLOAT, BRAIN = torch.float32, torch.bfloat16
 # T, B, n, K, d; d = 0: x is u itself. Three rows are two programs, the second of them not full.

@@ -15,8 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fixpoint.models import FastRNNCell
 from fixpoint.models.ops.common import dispatch
 from fixpoint.models.ops.common.activations import ACTIVATIONS
-from fixpoint.models.ops.leaky.autograd import LEAKY, fused_scan, unsupported
-from fixpoint.models.ops.leaky.reference import scan_reference
+from fixpoint.models.ops.recurrence.leaky import LEAKY, fused_scan, scan_reference, unsupported
 from fixpoint.models.rnn import base_cell as recurrent_cell
 
 triton = pytest.importorskip("triton", reason="needs triton")
@@ -24,13 +23,13 @@ triton = pytest.importorskip("triton", reason="needs triton")
 from support.compiled import compile_for  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
-from fixpoint.models.ops.leaky import triton as leaky_triton  # noqa: E402
+from fixpoint.models.ops.recurrence import triton_kernels as leaky_triton  # noqa: E402
 
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that a block may have, by compute capability."""
 POINTERS = {
-    "_forward": "U At h S C",
-    "_backward": "G A g S C D V",
+    "_forward": "U At h S O C",
+    "_backward": "G A g S C D",
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -51,7 +50,7 @@ def compiled(name, kind, n, config, capability):
         "ROWS": config.rows,
         "TILE": config.tile,
     }
-    constants |= dict.fromkeys(("KEEP", "HAS_G", "HAS_V"), True)
+    constants |= dict.fromkeys(("KEEP", "HAS_S", "HAS_O", "HAS_G"), True)
     types = dict.fromkeys(("a", "b", "sums"), "*fp32")
     types |= dict.fromkeys(POINTERS[name].split(), f"*{kind}")
     return compile_for(kernel, types, constants, capability, aligned=True, options=config.options)
@@ -155,6 +154,7 @@ def test_all_around_the_kernels_remains_on_the_device(dtype, last_only, recomput
     monkeypatch.setattr(LEAKY, "unsupported", lambda *args, **options: None)
     monkeypatch.setattr(dispatch, "backend", lambda name, h: leaky_triton)
     launched = []
+    monkeypatch.setattr(dispatch, "by_registered_operation", lambda x: False)
     monkeypatch.setattr(leaky_triton, "_launch", lambda *args, **options: launched.append(args))
     arguments = {
         k: v.detach().to("meta").requires_grad_()
@@ -256,13 +256,10 @@ def test_autocast_on_a_gpu_multiplies_in_bfloat16(monkeypatch):
     assert recurrent_cell.dtype_of_products("cuda") is None
 
     monkeypatch.setattr(recurrent_cell, "dtype_of_products", lambda device: torch.bfloat16)
-    monkeypatch.setattr(FastRNNCell, "unsupported_reason", staticmethod(lambda **arguments: None))
     given = {}
-    monkeypatch.setattr(
-        FastRNNCell,
-        "fused_operation",
-        staticmethod(lambda x, **arguments: given.update(x=x, **arguments)),
-    )
-    FastRNNCell(3, 4).states(torch.zeros(5, 2, 3), torch.zeros(2, 4), last_only=False)
+    monkeypatch.setattr(LEAKY, "why_not_tensors", lambda *arguments: None)
+    monkeypatch.setattr(LEAKY, "run", lambda inputs, _: [given.update(inputs._asdict())])
+    with torch.autocast("cpu"):
+        FastRNNCell(3, 4).states(torch.zeros(5, 2, 3), torch.zeros(2, 4), last_only=False)
     assert {given[k].dtype for k in ("x", "h0", "A", "W", "bias")} == {torch.bfloat16}
     assert given["a"].dtype == given["b"].dtype == torch.float32

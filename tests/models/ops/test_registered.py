@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradgradcheck
 from torch.library import opcheck
 
-from fixpoint.models import ERNN, UGRNN, FastGRNN, FastRNN, SpectralRNN
+from fixpoint.models import ERNN, GRU, LSTM, UGRNN, FastGRNN, FastRNN, SpectralRNN
 
 LAYERS = {
     "ernn": lambda: ERNN(3, 5, timesteps=6, rank=2),
@@ -14,8 +14,11 @@ LAYERS = {
     "spectral": lambda: SpectralRNN(3, 5, bias=False),
     "fastgrnn": lambda: FastGRNN(3, 5, num_layers=2),
     "ugrnn": lambda: UGRNN(3, 5, bias=False),
+    "gru": lambda: GRU(3, 5, bidirectional=True),
+    "lstm": lambda: LSTM(3, 5, bias=False),
 }
-COUNT = {"ernn, two steps": 2, "fastgrnn": 2}
+KINDS = {"fastgrnn": "gated", "ugrnn": "gated", "gru": "gru", "lstm": "lstm"}
+COUNT = {"ernn, two steps": 2, "fastgrnn": 2, "gru": 2}
 
 
 def leaky(K=1, *, W=True, **options):
@@ -43,6 +46,19 @@ def gated(gates=1, *, W=True, last_only=False):
     return (*tensors, "sigmoid", last_only, False)
 
 
+def torchs(gates, biases, states, **options):
+    """The arguments of `fixpoint::gru` and `fixpoint::lstm`, which need gradients."""
+    draw = torch.Generator().manual_seed(0)
+
+    def some(*shape):
+        return (0.5 * torch.randn(shape, generator=draw, dtype=torch.float64)).requires_grad_()
+
+    weights = some(4 * gates, 3), some(4 * biases), some(4 * gates, 4)
+    start = [some(2, 4) for _ in range(states)]
+    last_only, others = options.get("last_only", False), options.get("others", False)
+    return (some(5, 2, 3), *weights, *start, "tanh", last_only, False, others)
+
+
 CASES = {
     "leaky": ("leaky", leaky()),
     "leaky, two steps, last": ("leaky", leaky(2, last_only=True)),
@@ -50,6 +66,9 @@ CASES = {
     "leaky, recomputed, last": ("leaky", leaky(recompute=True, last_only=True)),
     "gated": ("gated", gated()),
     "gated, two gates, last": ("gated", gated(2, W=False, last_only=True)),
+    "gru": ("gru", torchs(3, 4, 1)),
+    "lstm": ("lstm", torchs(4, 4, 2)),
+    "lstm, all cells, last": ("lstm", torchs(4, 4, 2, last_only=True, others=True)),
 }
 # Tracing with symbolic sizes takes seconds: once for each recurrence.
 QUICK = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -58,7 +77,7 @@ QUICK = ("test_schema", "test_autograd_registration", "test_faketensor")
 @pytest.mark.parametrize("case", CASES)
 def test_opcheck(case):
     name, arguments = CASES[case]
-    whole = {} if case in ("leaky", "gated") else {"test_utils": QUICK}
+    whole = {} if case in ("leaky", "lstm") else {"test_utils": QUICK}
     opcheck(getattr(torch.ops.fixpoint, f"{name}_train").default, arguments, **whole)
     detached = [v.detach() if isinstance(v, torch.Tensor) else v for v in arguments]
     opcheck(getattr(torch.ops.fixpoint, name).default, detached, test_utils=QUICK)
@@ -67,7 +86,8 @@ def test_opcheck(case):
 @pytest.mark.parametrize("case", CASES)
 def test_a_gradient_of_a_gradient(case):
     name, arguments = CASES[case]
-    tensors, options = arguments[:7], arguments[7:]
+    count = next(i for i, v in enumerate(arguments) if isinstance(v, str))
+    tensors, options = arguments[:count], arguments[count:]
     given = [v for v in tensors if v is not None]
 
     def output(*values):
@@ -105,11 +125,12 @@ def test_a_compiled_layer_is_one_graph_with_the_same_bits(name):
     results = []
     for call in (layer, compiled):
         output, h_n = call(x)
-        gradients = torch.autograd.grad(output.square().sum() + h_n.sum(), weights)
-        results.append((output, h_n, *gradients))
+        last = h_n if isinstance(h_n, tuple) else (h_n,)
+        loss = output.square().sum() + sum(h.sum() for h in last)
+        results.append((output, *last, *torch.autograd.grad(loss, weights)))
     for plain, fast in zip(*results, strict=True):
         assert torch.equal(plain, fast)
-    kind = "gated" if "g" in name and "spec" not in name else "leaky"
+    kind = KINDS.get(name, "leaky")
     assert operations(graphs[0]) == [f"fixpoint.{kind}_train"] * COUNT.get(name, 1)
     with torch.no_grad():
         assert torch.equal(compiled(x)[0], layer(x)[0])

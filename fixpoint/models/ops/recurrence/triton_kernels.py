@@ -24,8 +24,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import linear
 
+from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.triton_blocks import (
     activate,
     activation_slope,
@@ -36,8 +36,9 @@ from fixpoint.models.ops.common.triton_blocks import (
     product_in_registers,
     rows_of_program,
 )
-from fixpoint.models.ops.leaky.arguments import BackwardArguments, ForwardArguments
+from fixpoint.models.ops.recurrence.arguments import BackwardArguments, ForwardArguments
 
+NAMES = tuple(ACTIVATIONS)
 MAX_SIZE = 256  # units n; above, A fits on the chip in neither type
 
 
@@ -77,30 +78,31 @@ def launch_config(
 
 
 def forward(arguments: ForwardArguments) -> None:
-    X, W, bias, A, a, b, h, S, C, activation, every = arguments
-    U = X if W is None else linear(X, W, bias)
-    tensors = U, A.t().contiguous(), a, b, h, S, C
-    _launch(_forward, h, a, tensors, (every,), ACTIVATION=activation, KEEP=len(C) > 0)
+    step, problem, (h,), (S,), (O,), (C,), every = arguments
+    U, (a, b) = problem.drives()[0] + problem.bias, problem.w
+    tensors = U.contiguous(), problem.V[0].t().contiguous(), a, b, h, S, O, C
+    options = {"KEEP": len(C) > 0, "HAS_S": len(S) > 0, "HAS_O": len(O) > 0}
+    _launch(_forward, h, problem.K, tensors, (every,), ACTIVATION=NAMES[step.activation], **options)
 
 
 def backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor]:
-    G, A, a, b, g, S, C, D, V, activation = arguments
-    sums = torch.zeros(2, a.numel(), len(g), dtype=torch.float32, device=g.device)
-    tensors = G, A, a, b, g, S, C, D, V, sums
-    _launch(_backward, g, a, tensors, (), ACTIVATION=activation, HAS_G=len(G) > 0, HAS_V=len(V) > 0)
-    da, db = sums.sum(-1).view(2, *a.shape)
-    return da, db
+    step, (G,), V, (a, b), K, _, (g,), (S,), (C,), (D,) = arguments
+    sums = torch.zeros(2, len(a), len(g), dtype=torch.float32, device=g.device)
+    tensors = G, V[0], a, b, g, S, C, D, sums
+    _launch(_backward, g, K, tensors, (), ACTIVATION=NAMES[step.activation], HAS_G=len(G) > 0)
+    return sums.sum(-1), D.sum((0, 1), dtype=torch.float32).to(D.dtype).unsqueeze(0)
 
 
 def _launch(
     kernel: triton.JITFunction,
     h: Tensor,
-    a: Tensor,
+    K: int,
     tensors: tuple[Tensor, ...],
     numbers: tuple[int, ...],
     **options: object,
 ) -> None:
-    if not h.numel() or not a.numel():
+    T = len(tensors[2]) // K
+    if not h.numel() or not T:
         return
     B, n = h.shape
     processors, shared = device_limits(h)
@@ -109,7 +111,7 @@ def _launch(
     arguments = [x.detach() for x in tensors]
     with torch.cuda.device_of(h):
         kernel[(triton.cdiv(B, config.rows),)](
-            *arguments, B, *a.shape, *numbers, **options, **sizes, **config.options
+            *arguments, B, T, K, *numbers, **options, **sizes, **config.options
         )
 
 
@@ -121,6 +123,7 @@ def _forward(  # type: ignore[no-untyped-def]
     b,
     h,
     S,
+    O,
     C,
     B,
     T,
@@ -129,6 +132,8 @@ def _forward(  # type: ignore[no-untyped-def]
     n: tl.constexpr,
     ACTIVATION: tl.constexpr,
     KEEP: tl.constexpr,
+    HAS_S: tl.constexpr,
+    HAS_O: tl.constexpr,
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -151,9 +156,14 @@ def _forward(  # type: ignore[no-untyped-def]
         if KEEP:
             tl.store(C + at, c.to(kind), mask=inside)
             C += step
-        if (m + 1) % every == 0:
-            S += step
-            tl.store(S + at, y.to(kind), mask=inside)
+        if HAS_S:
+            if (m + 1) % every == 0:
+                S += step
+                tl.store(S + at, y.to(kind), mask=inside)
+        if HAS_O:
+            if (m + 1) % K == 0:
+                tl.store(O + at, y.to(kind), mask=inside)
+                O += step
         u = u_next
     tl.store(h + at, y.to(kind), mask=inside)
 
@@ -168,7 +178,6 @@ def _backward(  # type: ignore[no-untyped-def]
     S,
     C,
     D,
-    V,
     sums,
     B,
     T,
@@ -176,7 +185,6 @@ def _backward(  # type: ignore[no-untyped-def]
     n: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_G: tl.constexpr,
-    HAS_V: tl.constexpr,
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -185,10 +193,9 @@ def _backward(  # type: ignore[no-untyped-def]
     row, at, inside, step = block_of_rows(B, n, SIZE, ROWS)
     kind = g.dtype.element_ty
     weights = load_weights(A, 0, n, TILE, SIZE)
-    y, v = load_block(g, at, inside), tl.zeros((ROWS, SIZE), tl.float32)
+    y = load_block(g, at, inside)
     M = T * K
     G += (T - 1) * step
-    V += (T - 1) * step
     S += (M - 1) * step
     C += (M - 1) * step
     D += (M - 1) * step
@@ -216,12 +223,6 @@ def _backward(  # type: ignore[no-untyped-def]
         tl.store(place + M.to(tl.int64) * B, sb, mask=row < B)
         d = b_m * y * activation_slope(c, ACTIVATION)
         tl.store(D + at, d.to(kind), mask=inside)
-        if HAS_V:
-            v += d
-            if m % K == 0:
-                tl.store(V + at, v.to(kind), mask=inside)
-                V -= step
-                v = tl.zeros((ROWS, SIZE), tl.float32)
         y = _add_product(a_m * y, d, weights, A, D, at, inside, row, B, n, TILE)
         D -= step
         s, c = s_next, c_next
