@@ -32,7 +32,7 @@ from fixpoint.models.rnn.parallel import (
     solve_states,
     warn_of_fallback,
 )
-from fixpoint.models.rnn.scan import mask_nonfinite
+from fixpoint.models.rnn.scan import all_finite, mask_nonfinite
 from fixpoint.solution import Solution
 
 if TYPE_CHECKING:
@@ -225,7 +225,12 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         if span is not None and hx is not None:
             return self.sequence(x, hx, span)
         rows, h = self.rows(x, hx)
-        return self.one_step(rows, h, t).reshape(*x.shape[:-1], self.hidden_size)
+        if torch.is_grad_enabled() and not all_finite(rows, h):
+            # which keeps the samples that are not finite out of all gradients
+            new = self.sequence(rows.unsqueeze(0), h, Span(start=t or 0, last_only=True))
+        else:
+            new = self.one_step(rows, h, t)
+        return new.squeeze(0) if x.dim() == 1 else new
 
     def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
         """h', (B, n), for x, (B, d), and h, (B, n), at time index t where a cell has some."""
@@ -399,8 +404,6 @@ class LeakyCell(FusedCell):
         return LeakyInputs(x, W, bias, A, a.expand(T, K), b.expand(T, K), h0)
 
     def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
-        if self.implementation == "fused":
-            return super().one_step(x, h, t)
         A, W, bias, a, b = self.recurrence(1)
         c = ACTIVATIONS[self.nonlinearity](torch.addmm(linear(x, W, bias), h, A.mT))
         return (h * a).addcmul(c, b)
@@ -437,6 +440,15 @@ class GatedCell(FusedCell):
     def inputs(self, x: Tensor, h0: Tensor, weights: Gated) -> GatedInputs:
         V, W, bias, p, q = weights
         return GatedInputs(x, W, bias, V, p, q, h0)
+
+    def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+        V, W, bias, p, q = self.recurrence(1)
+        n, product = self.hidden_size, torch.addmm(linear(x, W), h, V.mT)
+        gate, candidate = product[:, :n], product[:, -n:]
+        if bias is not None:
+            gate, candidate = gate + bias[:n], candidate + bias[n:]
+        z, c = gate.sigmoid(), ACTIVATIONS[self.nonlinearity](candidate)
+        return z * h + torch.addcmul(q, p, 1 - z) * c
 
     def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
         weights = self.recurrence(len(x))._asdict()

@@ -123,14 +123,14 @@ def mask_nonfinite(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor | None
     A state is good where its sample has had no NaN or inf, in h0 or x, up to that step. None in
     place of them: all certainly are.
     """
-    if _all_finite(x, h0):
+    if all_finite(x, h0):
         return x, h0, None
     start = h0.isfinite().all(1)
     good = (~x.isfinite().all(2)).cumsum(0).eq(0) & start
     return torch.where(good.unsqueeze(2), x, 0.0), torch.where(start.unsqueeze(1), h0, 0.0), good
 
 
-def _all_finite(x: Tensor, h0: Tensor) -> bool:
+def all_finite(x: Tensor, h0: Tensor) -> bool:
     """Whether x and h0 are certainly finite, where that can be asked without a device sync."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.device.type != "cpu":
         return False
