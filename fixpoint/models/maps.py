@@ -78,6 +78,9 @@ class EquilibriumMap(ShowsAllOptions, Resettable):
     V: Tensor
     W: Tensor
     b: Tensor | None
+    U: Tensor
+    U1: Tensor
+    U2: Tensor
 
     def __init__(
         self,
@@ -224,7 +227,7 @@ class JordanMap(EquilibriumMap):
 
     def one_step(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
         inner = torch.addmm(F.linear(x, self.W, self.b), h, self.V.mT)
-        U = (self.U,) if self.rank is None else (self.U1, self.U2)
+        U: tuple[Tensor, ...] = (self.U,) if self.rank is None else (self.U1, self.U2)
         back = inner
         for factor in reversed(U):
             back = back @ factor.mT

@@ -114,7 +114,8 @@ class Recurrent(Stack, ShowsAllOptions, nn.Module):
         options["bias"] = self.bias = boolean(bias=bias)
         if nonlinearity is not None:
             options["nonlinearity"] = nonlinearity
-        size, self._names = input_size, []
+        self._names: list[str] = []
+        size = input_size
         for layer in range(num_layers):
             for direction in ("", "_reverse")[: self._directions]:
                 cell = self.cell_class(size, hidden_size, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from fixpoint.models.rnn.scan import Trajectory, check_compatible, scan
 from fixpoint.sequence import LeakyJacobian
 from fixpoint.sequence.jacobians import MAX_DENSE
 from fixpoint.solvers import InexactNewton, IterativeSolver, Picard, Solver, make_solver
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class ERNNCell(LeakyCell):
@@ -107,7 +109,8 @@ class ERNNCell(LeakyCell):
     ) -> None:
         where: Any = {"device": device, "dtype": dtype}
         if isinstance(cell, EquilibriumMap):
-            phi = _own_cell(cell, input_size, hidden_size, nonlinearity, rank).to(**where)
+            phi = _own_cell(cell, input_size, hidden_size, nonlinearity, rank)
+            phi = _placed(phi, where)
         else:
             phi = _make_cell(cell, input_size, hidden_size, nonlinearity, bias, rank, where)
         if solver is None:
@@ -128,7 +131,8 @@ class ERNNCell(LeakyCell):
             time=time,
             **where,
         )
-        self.cell, self.fixed_point = phi, fixed_point.to(**where)
+        self.cell: EquilibriumMap = phi
+        self.fixed_point: FixedPoint = _placed(fixed_point, where)
         self._planned: tuple[Any, ...] = ()
         reason = self._why_not_leaky() if recompute else self.no_fused_path()
         if (recompute or implementation == "fused") and reason:
@@ -215,13 +219,15 @@ class ERNNCell(LeakyCell):
         return why_not_fused(self.cell, self.fixed_point)
 
     def recurrence(self, T: int, start: int = 0) -> Leaky:
-        solver, weights = self.fixed_point.solver, self.cell(read=lambda phi: phi.as_leaky_step())
+        solver = self.fixed_point.solver
+        weights: Any = self.cell(read=lambda phi: phi.as_leaky_step())
         if not isinstance(solver, InexactNewton) or weights is None:
             raise ValueError(f"the layer is not a leaky recurrence: {self.no_fused_path()}")
         eta = solver.steps_until(start + T)
         if start and solver.timesteps is not None:
             eta = eta[start:]
-        return Leaky(*weights, 1 - eta, eta)
+        A, W, b = weights
+        return Leaky(A, W, b, 1 - eta, eta)
 
     def _fused(
         self, x: Tensor, h0: Tensor, last_only: bool, start: int
@@ -257,8 +263,8 @@ class ERNNCell(LeakyCell):
     def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
         plan, solver = self.plan(), self.fixed_point.solver
         if plan.path != "leaky" or not isinstance(solver, InexactNewton):
-            if t is None and self.timesteps is not None:
-                solver.init(h, t)  # which says that it needs its time index
+            if isinstance(solver, InexactNewton):
+                solver.steps(t)  # which says that it needs its time index
             return RecurrentCell.one_step(self, x, h, t)
         past = h
         for eta in solver.steps(t).unbind():
@@ -367,6 +373,10 @@ class ERNN(Recurrent):
             else:
                 solver.eta = eta
             solver.timesteps = timesteps
+
+
+def _placed(module: M, where: dict[str, Any]) -> M:
+    return module if where == {"device": None, "dtype": None} else module.to(**where)
 
 
 def _why_not_leaky(cell: EquilibriumMap, fixed_point: FixedPoint) -> str | None:

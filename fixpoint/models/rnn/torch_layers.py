@@ -141,12 +141,10 @@ class GRU(_Fused, nn.GRU):
         super().__init__(input_size, hidden_size, num_layers, *options, **where)
         self._choose(implementation)
 
-    def forward(  # type: ignore[override]
-        self, x: Tensor | PackedSequence, hx: Tensor | None = None
-    ) -> tuple[Any, Tensor]:
+    def forward(self, x: Tensor | PackedSequence, hx: Tensor | None = None) -> tuple[Any, Tensor]:
         found = self._states(x, None if hx is None else (hx,))
         if found is None:
-            return super().forward(x, hx)  # type: ignore[arg-type,return-value]
+            return super().forward(x, hx)
         return found[0], found[1][0]
 
     def _bias(self, inner: Tensor, recurrent: Tensor) -> Tensor:
@@ -196,12 +194,12 @@ class LSTM(_Fused, nn.LSTM):
         super().__init__(input_size, hidden_size, num_layers, *options, **where)
         self._choose(implementation)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, x: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Any, tuple[Tensor, Tensor]]:
         found = self._states(x, hx)
         if found is None:
-            return super().forward(x, hx)  # type: ignore[arg-type,return-value]
+            return super().forward(x, hx)
         h, c = found[1]
         return found[0], (h, c)
 

@@ -13,14 +13,14 @@ from torch.autograd import gradcheck, gradgradcheck
 from fixpoint.models.ops.common.pointwise import SIGMOID, one_minus, sigma, slope
 from fixpoint.models.ops.recurrence.arguments import Problem
 from fixpoint.models.ops.recurrence.autograd import Options, Recurrence
+from fixpoint.models.ops.recurrence.step import Activation
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-class MinimalGatedStep(NamedTuple):
+class MinimalGatedStep(Activation):
     """f = sigmoid(V_f h + u_f), c = sigma(f (V_c h) + u_c), h' = h + f (c - h)."""
 
-    activation: int
     states, kept, products, drives = 1, 3, (0, 1), (0, 2)
 
     def step(self, h, p, u, b, w):

@@ -30,7 +30,13 @@ def leaky(K=1, *, W=True, **options):
 
     weights = (some(4, 3), some(4)) if W else (None, None)
     tensors = (some(5, 2, 3 if W else 4), *weights, some(4, 4), some(5, K), some(5, K), some(2, 4))
-    return (*tensors, "tanh", options.get("last_only", False), options.get("recompute", False))
+    return (
+        *tensors,
+        "tanh",
+        options.get("last_only", False),
+        options.get("recompute", False),
+        False,
+    )
 
 
 def gated(gates=1, *, W=True, last_only=False):
@@ -43,7 +49,7 @@ def gated(gates=1, *, W=True, last_only=False):
     rows = 4 * gates
     weights = (some(rows, 3), some(8)) if W else (None, None)
     tensors = (some(5, 2, 3 if W else rows), *weights, some(rows, 4), some(), some(), some(2, 4))
-    return (*tensors, "sigmoid", last_only, False)
+    return (*tensors, "sigmoid", last_only, False, False)
 
 
 def torchs(gates, biases, states, **options):

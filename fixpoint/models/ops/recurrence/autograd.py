@@ -203,12 +203,12 @@ class Recurrence(Generic[Inputs]):
         # once for both passes
         inputs = self.inputs._make([v if v is None else v.contiguous() for v in inputs])
         differentiable = torch.is_grad_enabled() and any(
-            [v is not None and v.requires_grad for v in inputs]
+            v is not None and v.requires_grad for v in inputs
         )
         if op.by_registered_operation(inputs.x):
             return self._registered(inputs, options, differentiable)
         if differentiable:
-            return _Scan.apply(self, options, *inputs)  # type: ignore[no-any-return]
+            return _Scan.apply(self, options, *inputs)
         return self.infer(inputs, options)
 
     def _registered(

@@ -12,6 +12,7 @@ from fixpoint.models.ops.common.pointwise import SIGMOID, one_minus, sigma, slop
 from fixpoint.models.ops.recurrence.arguments import Gradients, Problem
 from fixpoint.models.ops.recurrence.autograd import Options, Recurrence, check_shapes
 from fixpoint.models.ops.recurrence.registered import register
+from fixpoint.models.ops.recurrence.step import Activation
 
 
 def _step(self: Any, h: Any, p: Any, u: Any, b: Any, w: Any) -> Any:
@@ -20,10 +21,9 @@ def _step(self: Any, h: Any, p: Any, u: Any, b: Any, w: Any) -> Any:
     return (z * h[0] + (w[0] * one_minus(z) + w[1]) * c,), (z, c)
 
 
-class SharedProductStep(NamedTuple):
+class SharedProductStep(Activation):
     """Gate and candidate with one product, as in FastGRNN."""
 
-    activation: int
     states, kept, products, drives = 1, 2, (0,), (0,)
     step = _step
 
@@ -34,10 +34,9 @@ class SharedProductStep(NamedTuple):
         return (x * z,), (dz + dc,), (dz, dc), (x * c * rest, x * c)
 
 
-class TwoProductsStep(NamedTuple):
+class TwoProductsStep(Activation):
     """Gate and candidate with a product each, as in UGRNN."""
 
-    activation: int
     states, kept, products, drives = 1, 2, (0, 1), (0, 1)
     step = _step
 
@@ -80,7 +79,7 @@ class GatedRecurrence(Recurrence[Inputs]):
         p, q = found.w.sum(1)
         W = None if found.W is None else found.W.flatten(0, 1)
         bias, V = found.bias.flatten(), found.V.flatten(0, 1)
-        return Inputs(found.x, W, bias, V, p, q, found.start[0])
+        return Inputs(found.x, W, bias, V, p.clone(), q.clone(), found.start[0])
 
 
 GATED = GatedRecurrence()

@@ -10,12 +10,12 @@ from fixpoint.models.ops.common.pointwise import SIGMOID, one_minus, sigma, slop
 from fixpoint.models.ops.recurrence.arguments import Gradients, Problem
 from fixpoint.models.ops.recurrence.autograd import Recurrence
 from fixpoint.models.ops.recurrence.registered import register
+from fixpoint.models.ops.recurrence.step import Activation
 
 
-class GRUStep(NamedTuple):
+class GRUStep(Activation):
     """r, z = sigmoid(.), c = sigma(u_c + b_c + r (V_c h + b_p)), h' = c + z (h - c)."""
 
-    activation: int
     states, kept, products, drives = 1, 4, (0, 1, 2), (0, 1, 3)
 
     def step(self, h: Any, p: Any, u: Any, b: Any, w: Any) -> Any:

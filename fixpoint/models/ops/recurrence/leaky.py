@@ -13,12 +13,12 @@ from fixpoint.models.ops.common.pointwise import sigma, slope
 from fixpoint.models.ops.recurrence.arguments import Gradients, Problem
 from fixpoint.models.ops.recurrence.autograd import Options, Recurrence, check_shapes
 from fixpoint.models.ops.recurrence.registered import register
+from fixpoint.models.ops.recurrence.step import Activation
 
 
-class LeakyStep(NamedTuple):
+class LeakyStep(Activation):
     """h' = a h + b c, c = sigma(A h + u + bias)."""
 
-    activation: int
     states, kept, products, drives = 1, 1, (0,), (0,)
 
     def step(self, h: Any, p: Any, u: Any, b: Any, w: Any) -> Any:
@@ -59,7 +59,8 @@ class LeakyRecurrence(Recurrence[Inputs]):
     def of_inputs(self, inputs: Inputs, found: Gradients) -> Inputs:
         a, b = found.w.unflatten(1, inputs.a.shape)
         W = None if found.W is None else found.W[0]
-        return Inputs(found.x, W, found.bias[0], found.V[0], a, b, found.start[0])
+        # two tensors: outputs of registered operations must not share memory
+        return Inputs(found.x, W, found.bias[0], found.V[0], a.clone(), b.clone(), found.start[0])
 
 
 LEAKY = LeakyRecurrence()

@@ -10,12 +10,12 @@ from fixpoint.models.ops.common.pointwise import SIGMOID, sigma, slope, zero_lik
 from fixpoint.models.ops.recurrence.arguments import Gradients, Problem
 from fixpoint.models.ops.recurrence.autograd import Recurrence
 from fixpoint.models.ops.recurrence.registered import register
+from fixpoint.models.ops.recurrence.step import Activation
 
 
-class LSTMStep(NamedTuple):
+class LSTMStep(Activation):
     """c' = f c + i a, h' = o sigma(c') with gates i, f, o and a = sigma(.)."""
 
-    activation: int
     states, kept, products, drives = 2, 5, (0, 1, 2, 3), (0, 1, 2, 3)
 
     def step(self, h: Any, p: Any, u: Any, b: Any, w: Any) -> Any:

@@ -52,7 +52,7 @@ def forward(arguments: ForwardArguments) -> None:
     states = _views(y), _views(S), _views(O), _views(kept)
     rows, ranges = split(len(y[0]), max(Vt[0].size, Wt[0].size))
     arguments_ = X, Wt, bias, Vt, w, *states, problem.K, every, rows
-    kernel = _compiled(type(step))[0]
+    kernel = _compiled(type(step))[0]  # type: ignore[arg-type]
     run(lambda first, last: kernel(step, *arguments_, first, last), ranges)
 
 
@@ -63,7 +63,7 @@ def backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor]:
     dw, dbias = g[0].new_zeros(len(w), blocks_, len(D[0])), g[0].new_zeros(biases, blocks_, n)
     states = _views(g), _views(S), _views(kept), _views(D)
     inputs, sums = (_arrays(G), _arrays(V.unbind()), _arrays(w)), (_views(dw), _views(dbias))
-    kernel = _compiled(type(step))[1]
+    kernel = _compiled(type(step))[1]  # type: ignore[arg-type]
     run(lambda first, last: kernel(step, *inputs, *states, *sums, K, rows, first, last), ranges)
     return dw.sum(1), dbias.sum(1)
 
@@ -86,7 +86,7 @@ def _inputs(problem: Problem) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 @functools.cache
-def _compiled(kind: type) -> tuple[Callable[..., None], Callable[..., None]]:
+def _compiled(kind: Any) -> tuple[Callable[..., None], Callable[..., None]]:
     """The kernels for a kind of step, cached until its file or one of this package changes."""
     own = Path(inspect.getfile(kind))
     inside = any(folder in own.parents for folder in SOURCES)

@@ -15,7 +15,7 @@ from torch import Tensor
 from fixpoint.models.ops.common.autograd import only_needed
 from fixpoint.models.ops.recurrence.autograd import Options, Recurrence, differentiable
 
-OPTIONS = "str activation, bool last_only, bool recompute, bool others=False"
+OPTIONS = "str activation, bool last_only, bool recompute, bool others"
 """The fields of `Options`."""
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+
+class Activation(NamedTuple):
+    """The base of a `Step`: the code of sigma."""
+
+    activation: int
 
 
 class Step(Protocol):
-    """A NamedTuple with one step of a recurrence, on numbers or tensors alike.
+    """An `Activation` with one step of a recurrence, on numbers or tensors alike.
 
     Written once in the functions of `pointwise`, it is compiled into the kernels, and called with
     tensors by the plain loop. What it takes and gives are tuples, also of one.
