@@ -441,15 +441,6 @@ class GatedCell(FusedCell):
         V, W, bias, p, q = weights
         return GatedInputs(x, W, bias, V, p, q, h0)
 
-    def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
-        V, W, bias, p, q = self.recurrence(1)
-        n, product = self.hidden_size, torch.addmm(linear(x, W), h, V.mT)
-        gate, candidate = product[:, :n], product[:, -n:]
-        if bias is not None:
-            gate, candidate = gate + bias[:n], candidate + bias[n:]
-        z, c = gate.sigmoid(), ACTIVATIONS[self.nonlinearity](candidate)
-        return z * h + torch.addcmul(q, p, 1 - z) * c
-
     def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
         weights = self.recurrence(len(x))._asdict()
         return gated_form(x, activation=self.nonlinearity, **weights)

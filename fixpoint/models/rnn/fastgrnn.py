@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
+from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.rnn.base_cell import CellOptions, Gated, GatedCell
 from fixpoint.models.rnn.base_layer import Recurrent
 from fixpoint.models.rnn.low_rank import Weight
@@ -66,6 +68,14 @@ class FastGRNNCell(GatedCell):
     def recurrence(self, T: int, start: int = 0) -> Gated:
         bias = None if self.b_z is None or self.b_h is None else torch.cat([self.b_z, self.b_h])
         return Gated(self.V(), self.W(), bias, self.zeta.sigmoid(), self.nu.sigmoid())
+
+    def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+        gate = candidate = torch.addmm(linear(x, self.W()), h, self.V().mT)
+        if self.b_z is not None and self.b_h is not None:
+            gate, candidate = gate + self.b_z, candidate + self.b_h
+        z, c = gate.sigmoid(), ACTIVATIONS[self.nonlinearity](candidate)
+        p, q = self.zeta.sigmoid(), self.nu.sigmoid()
+        return torch.addcmul(z * h, torch.addcmul(p + q, p, z, value=-1), c)
 
 
 class FastGRNN(Recurrent):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from fixpoint.models._parameters import small_normal_
+from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.rnn.base_cell import CellOptions, Gated, GatedCell
 from fixpoint.models.rnn.base_layer import Recurrent
 
@@ -54,6 +57,10 @@ class UGRNNCell(GatedCell):
 
     def recurrence(self, T: int, start: int = 0) -> Gated:
         return Gated(self.V, self.W, self.b, self.W.new_ones(()), self.W.new_zeros(()))
+
+    def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+        gate, candidate = torch.addmm(linear(x, self.W, self.b), h, self.V.mT).chunk(2, 1)
+        return torch.lerp(ACTIVATIONS[self.nonlinearity](candidate), h, gate.sigmoid())
 
 
 class UGRNN(Recurrent):

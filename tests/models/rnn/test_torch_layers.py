@@ -135,7 +135,6 @@ def test_chunks_threads_and_inference(kind, monkeypatch):
         torch.set_num_threads(threads)
     with torch.no_grad():
         for f, e in zip(tensors(ours(x)), expected, strict=False):
-            assert torch.equal(f, tensors(ours(x))[0]) or f.shape != e.shape
             torch.testing.assert_close(f, e.detach(), rtol=1e-12, atol=1e-12)
 
 
@@ -168,6 +167,7 @@ def test_where_it_is_torchs_own(kind):
     torch.testing.assert_close(slope, torch.func.grad(lambda v: theirs(v)[0].sum())(x))
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_a_projection_is_torchs_own():
     layer = LSTM(3, 5, proj_size=2)
     assert layer.plan().reason == "it has a proj_size"
