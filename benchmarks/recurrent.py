@@ -70,8 +70,8 @@ def cpu(seconds: float, figures: Figures) -> None:
             for kind in ("GRU", "LSTM"):
                 pairs = ((best[f"{kind}{x}"], best[f"nn.{kind}{x}"]) for x in ("", " inference"))
                 print(f"  {kind} against torch's:", *(f"{a / b:.2f}x" for a, b in pairs))
-            share = best_rate_share(shape, best)
-            print(f"  fused training runs at {100 * share:.0f} % of the processor's best rate")
+            fraction = best_rate_fraction(shape, best)
+            print(f"  fused training runs at {100 * fraction:.0f} % of the processor's best rate")
             ours = best["fused"], best["fused inference"]
             if threads == 1:
                 one_thread[name] = ours
@@ -147,7 +147,7 @@ def large_product() -> Run:
     return lambda: torch.mm(a, b, out=out)
 
 
-def best_rate_share(shape: tuple[int, int, int, int], best: dict[str, float]) -> float:
+def best_rate_fraction(shape: tuple[int, int, int, int], best: dict[str, float]) -> float:
     """The products of training, with the state and with x, at the rate of a large product."""
     B, T, d, n = shape
     work = 3 * T * B * n * n + 2 * T * B * n * d  # no gradient of x is asked for

@@ -20,7 +20,7 @@ def small_normal_(weight: Tensor) -> Tensor:
 
 
 class Resettable(nn.Module):
-    """A module that knows how each of its own parameters starts.
+    """A module with the first values of each of its own parameters.
 
     Args:
         device, dtype: of the parameters, as for the modules of torch.nn.
@@ -72,7 +72,7 @@ class Memo:
     """A value made from tensors, made again only where they have changed.
 
     They are known by their products with a fixed vector: counters of versions miss writes through
-    `.data`, and a tensor that a hook makes anew each time has none.
+    `.data`, and a tensor that a hook makes again each time has none.
     """
 
     def __init__(self) -> None:

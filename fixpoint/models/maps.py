@@ -159,11 +159,11 @@ class EquilibriumMap(ShowsAllOptions, Resettable):
             return read(self)
         if h is None or h_prev is None or x is None:
             raise TypeError("phi takes h, h_prev and x")
-        if self.defines("one_step"):
-            return self.one_step(h, h_prev, x)
+        if self.defines("single_step"):
+            return self.single_step(h, h_prev, x)
         return self.bind(x.unsqueeze(0))(0, h_prev)(h)
 
-    def one_step(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
+    def single_step(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
         """phi(h, h_prev, x), where it is cheaper for one time step than by way of `bind`."""
         raise NotImplementedError
 
@@ -225,7 +225,7 @@ class JordanMap(EquilibriumMap):
         A, W = self.V + self._feedback(self.V), self.W + self._feedback(self.W)
         return A, W, None if self.b is None else self.b + self._feedback(self.b)
 
-    def one_step(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
+    def single_step(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
         inner = torch.addmm(F.linear(x, self.W, self.b), h, self.V.mT)
         U: tuple[Tensor, ...] = (self.U,) if self.rank is None else (self.U1, self.U2)
         back = inner

@@ -57,9 +57,11 @@ class LanguageModel(nn.Module):
         return on_data(self.embedding, words)
 
     def forward(self, words: Sequences, hx: Any = None) -> tuple[Sequences, Any]:
-        anew = hx is not None and not isinstance(hx, StreamState) and self._has_steps_of_its_own()
-        output, state = self.layer(self.features(words), StreamState(hx, 0) if anew else hx)
-        return on_data(self.logits, output), state.hx if anew else state
+        restarted = (
+            hx is not None and not isinstance(hx, StreamState) and self._has_steps_of_its_own()
+        )
+        output, state = self.layer(self.features(words), StreamState(hx, 0) if restarted else hx)
+        return on_data(self.logits, output), state.hx if restarted else state
 
     def _has_steps_of_its_own(self) -> bool:
         cell = getattr(getattr(self.layer, "layer", self.layer), "l0", None)

@@ -16,7 +16,7 @@ from fixpoint.models._parameters import Resettable, Start, first_parameter
 from fixpoint.models._signature import ShowsAllOptions
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.dispatch import without_autocast
-from fixpoint.models.ops.common.plan import Plan, make_plan
+from fixpoint.models.ops.common.plan import CallPlan, make_plan
 from fixpoint.models.ops.recurrence.autograd import Options, Recurrence
 from fixpoint.models.ops.recurrence.gated import GATED, gated_scan_reference
 from fixpoint.models.ops.recurrence.gated import Inputs as GatedInputs
@@ -60,8 +60,8 @@ class LeakyOptions(CellOptions, total=False):
 class Span(NamedTuple):
     """The time steps of a whole sequence, as a layer asks a cell for them.
 
-    start: time index of the first one. last_only: only the state after the last is wanted.
-    others: all of further states, as c of an LSTM, are wanted, not the last alone.
+    start: time index of the first one. last_only: without the states before the last.
+    others: with all of further states, as c of an LSTM, not the last alone.
     """
 
     start: int = 0
@@ -127,7 +127,7 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         self.time = checked_time(time)
         self.time_solution: Solution | None = None
         self._warned_of_fallback = False
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, CallPlan] = {}
 
     def new_bias(self, name: str, size: int, *, start: Start, bias: bool) -> None:
         """A parameter, or None without bias."""
@@ -147,7 +147,7 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         """
         raise NotImplementedError
 
-    def plan(self) -> Plan:
+    def plan(self) -> CallPlan:
         """How states are computed on the device of the parameters, in this grad mode."""
         like = first_parameter(self)
         key = like.device, torch.is_grad_enabled()
@@ -158,7 +158,7 @@ class RecurrentCell(ShowsAllOptions, Resettable):
                 self._plans[key] = plan
         return plan
 
-    def make_plan(self, device: torch.device) -> Plan:
+    def make_plan(self, device: torch.device) -> CallPlan:
         """The plan for a device; `plan` makes it once."""
         reason = f"{type(self).__name__} has no fused path"
         return make_plan("", reason, self.hidden_size, device)
@@ -229,10 +229,10 @@ class RecurrentCell(ShowsAllOptions, Resettable):
             # which keeps the samples that are not finite out of all gradients
             new = self.sequence(rows.unsqueeze(0), h, Span(start=t or 0, last_only=True))
         else:
-            new = self.one_step(rows, h, t)
+            new = self.single_step(rows, h, t)
         return new.squeeze(0) if x.dim() == 1 else new
 
-    def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+    def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
         """h', (B, n), for x, (B, d), and h, (B, n), at time index t where a cell has some."""
         return self.sequence(x.unsqueeze(0), h, Span(start=t or 0, last_only=True))
 
@@ -311,7 +311,7 @@ class FusedCell(RecurrentCell):
         """The tensors of the fused operation."""
         raise NotImplementedError
 
-    def make_plan(self, device: torch.device) -> Plan:
+    def make_plan(self, device: torch.device) -> CallPlan:
         return make_plan(self.operation.name, None, self.hidden_size, device)
 
     def states(self, x: Tensor, h0: Tensor, *, last_only: bool, start: int = 0) -> Tensor:
@@ -403,7 +403,7 @@ class LeakyCell(FusedCell):
         T, K = len(x), max(a.shape[-1] if a.dim() else 1, b.shape[-1] if b.dim() else 1)
         return LeakyInputs(x, W, bias, A, a.expand(T, K), b.expand(T, K), h0)
 
-    def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+    def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
         A, W, bias, a, b = self.recurrence(1)
         c = ACTIVATIONS[self.nonlinearity](torch.addmm(linear(x, W, bias), h, A.mT))
         return (h * a).addcmul(c, b)

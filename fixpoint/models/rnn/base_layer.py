@@ -69,7 +69,7 @@ class Recurrent(Stack, ShowsAllOptions, nn.Module):
     Raises:
         ValueError: an unknown value or an invalid combination, when built; a wrong shape, when
             called.
-        TypeError: an unknown option, or bias, batch_first or bidirectional that is no bool, when
+        TypeError: an unknown option, or a bias, batch_first or bidirectional other than a bool, when
             built; a wrong dtype, when called.
 
     Example:

@@ -17,7 +17,7 @@ from fixpoint.backward import Backward, Implicit, Unrolled
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models._parameters import first_parameter
 from fixpoint.models.maps import CELLS, EquilibriumMap, JordanMap
-from fixpoint.models.ops.common.plan import Plan, make_plan
+from fixpoint.models.ops.common.plan import CallPlan, make_plan
 from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, RecurrentCell, not_fused
 from fixpoint.models.rnn.base_layer import Recurrent, StreamState
 from fixpoint.models.rnn.equilibrium import (
@@ -190,7 +190,7 @@ class ERNNCell(LeakyCell):
         """T where the solver has steps of their own at each time index."""
         return getattr(self.fixed_point.solver, "timesteps", None)
 
-    def plan(self) -> Plan:
+    def plan(self) -> CallPlan:
         fixed_point = self.fixed_point
         if torch.compiler.is_compiling():
             return self.make_plan(first_parameter(self).device)
@@ -200,7 +200,7 @@ class ERNNCell(LeakyCell):
             self._planned = now
         return super().plan()
 
-    def make_plan(self, device: torch.device) -> Plan:
+    def make_plan(self, device: torch.device) -> CallPlan:
         leaky, equilibrium = self._why_not_leaky(), self._why_not_equilibrium()
         if leaky is None:
             return make_plan("leaky", None, self.hidden_size, device)
@@ -260,12 +260,12 @@ class ERNNCell(LeakyCell):
         path = scan(self.cell, fixed_point, x, h0, start=start)
         return path.h_n if last_only else path.output
 
-    def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+    def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
         plan, solver = self.plan(), self.fixed_point.solver
         if plan.path != "leaky" or not isinstance(solver, InexactNewton):
             if isinstance(solver, InexactNewton):
                 solver.steps(t)  # which says that it needs its time index
-            return RecurrentCell.one_step(self, x, h, t)
+            return RecurrentCell.single_step(self, x, h, t)
         past = h
         for eta in solver.steps(t).unbind():
             h = torch.lerp(h, self.cell(h, past, x), eta)

@@ -69,7 +69,7 @@ class FastGRNNCell(GatedCell):
         bias = None if self.b_z is None or self.b_h is None else torch.cat([self.b_z, self.b_h])
         return Gated(self.V(), self.W(), bias, self.zeta.sigmoid(), self.nu.sigmoid())
 
-    def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+    def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
         gate = candidate = torch.addmm(linear(x, self.W()), h, self.V().mT)
         if self.b_z is not None and self.b_h is not None:
             gate, candidate = gate + self.b_z, candidate + self.b_h

@@ -77,10 +77,10 @@ class SpectralRNNCell(LeakyCell):
         s = 1 + 2 * self.radius * (torch.sigmoid(self.p) - 0.5)
         return _orthogonal(self.P) * s @ _orthogonal(self.Q).mT
 
-    def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+    def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
         plain = x.is_cpu and not torch.is_grad_enabled() and not inside_dispatch_mode()
         if not plain or torch.compiler.is_compiling() or inside_forward_mode() or is_exporting():
-            return super().one_step(x, h, t)
+            return super().single_step(x, h, t)
         M = self._memo.get((self.p, self.P, self.Q), self.transition)
         act = ACTIVATIONS[self.nonlinearity]
         return act(torch.addmm(linear(x, self.W, self.b), h, M.mT))

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from fixpoint._messages import unknown_name
 from fixpoint._torch import is_exporting
 from fixpoint._validation import boolean
-from fixpoint.models.ops.common.plan import Plan, make_plan
+from fixpoint.models.ops.common.plan import CallPlan, make_plan
 from fixpoint.models.ops.recurrence import gru, lstm
 from fixpoint.models.ops.recurrence.autograd import Options, Recurrence
 from fixpoint.models.rnn.base_cell import IMPLEMENTATIONS, Span, not_fused
@@ -28,9 +28,9 @@ class _Fused(Stack):
         if implementation not in IMPLEMENTATIONS:
             raise ValueError(unknown_name("implementation", implementation, IMPLEMENTATIONS))
         self.implementation = implementation
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, CallPlan] = {}
 
-    def plan(self) -> Plan:
+    def plan(self) -> CallPlan:
         """How states are computed on the device of the parameters."""
         layer: Any = self
         device = layer.weight_hh_l0.device

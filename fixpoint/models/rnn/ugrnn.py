@@ -58,7 +58,7 @@ class UGRNNCell(GatedCell):
     def recurrence(self, T: int, start: int = 0) -> Gated:
         return Gated(self.V, self.W, self.b, self.W.new_ones(()), self.W.new_zeros(()))
 
-    def one_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+    def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
         gate, candidate = torch.addmm(linear(x, self.W, self.b), h, self.V.mT).chunk(2, 1)
         return torch.lerp(ACTIVATIONS[self.nonlinearity](candidate), h, gate.sigmoid())
 

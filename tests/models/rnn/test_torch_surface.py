@@ -221,7 +221,7 @@ def test_tensors_without_values_have_their_shapes(make):
 
 
 @pytest.mark.parametrize("name", ["batch_first", "bias", "bidirectional"])
-def test_a_word_is_no_bool(make, name):
+def test_a_word_in_place_of_a_bool(make, name):
     with pytest.raises(TypeError, match=name):
         make(**{name: "False"})
 

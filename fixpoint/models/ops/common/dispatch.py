@@ -44,8 +44,7 @@ def needs_a_closer_look(dtype: torch.dtype, tensors: Iterable[Tensor | None]) ->
     for v in tensors:
         if v is not None and (type(v) not in PLAIN or v.dtype != dtype or not v.is_cpu):
             return True
-    tracing = torch._C._get_tracing_state() is not None
-    return tracing or torch.is_autocast_enabled("cpu") or inside_forward_mode()
+    return torch.jit.is_tracing() or torch.is_autocast_enabled("cpu") or inside_forward_mode()
 
 
 def unsupported_reason(

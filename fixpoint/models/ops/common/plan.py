@@ -13,7 +13,7 @@ FUSED = os.environ.get("FIXPOINT_FUSED", "1") != "0"
 """False turns every fused path off; read when the package is imported."""
 
 
-class Plan(NamedTuple):
+class CallPlan(NamedTuple):
     """How a layer computes its states on one device, decided once for each.
 
     path: "leaky", "gated", "gru", "lstm", "equilibrium", "manifold", or "reference".
@@ -35,10 +35,10 @@ class Plan(NamedTuple):
         return f"fused by {self.kernels}" if self.fused else f"not fused: {self.reason}"
 
 
-def make_plan(path: str, reason: str | None, units: int, device: torch.device) -> Plan:
+def make_plan(path: str, reason: str | None, units: int, device: torch.device) -> CallPlan:
     """The plan for states of so many units, with the reason against the fused path, if any."""
     if reason is None and not FUSED:
         reason = "FIXPOINT_FUSED=0 turns fused paths off"
     if reason is not None:
-        return Plan("reference", reason=reason)
-    return Plan(path, dispatch.kernels_for(units, device))
+        return CallPlan("reference", reason=reason)
+    return CallPlan(path, dispatch.kernels_for(units, device))

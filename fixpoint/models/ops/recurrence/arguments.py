@@ -1,7 +1,7 @@
 """The tensors of any recurrence, and the arguments of its two passes.
 
 G products of the state with matrices V_g, as many drives u_g, K inner steps in each of T time
-steps, M = T K of them. The state is a tuple, of which the first one is multiplied.
+steps, M = T K of them. The state is a tuple; its first entry is multiplied.
 """
 
 from __future__ import annotations

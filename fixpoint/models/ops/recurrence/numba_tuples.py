@@ -31,10 +31,10 @@ def _unrolled(parameters: str, entry: str, body: str = "return ({entries},)") ->
 
     first = parameters.partition(",")[0]
     function = eval(f"lambda {parameters}: None")
-    typed = eval(f"lambda {parameters}: make(len({first}))", {"make": implementation})
+    rule = eval(f"lambda {parameters}: make(len({first}))", {"make": implementation})
     # Who returns arrays counts references to them, as its caller does.
     options = INLINED | {"_nrt": "as_vector" in entry}
-    overload(function, jit_options=options)(typed)
+    overload(function, jit_options=options)(rule)
     return function
 
 

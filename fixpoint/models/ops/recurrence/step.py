@@ -19,7 +19,7 @@ class Step(Protocol):
 
     Attributes:
         activation: code of sigma.
-        states: states carried, of which the first one is multiplied.
+        states: states carried; the first one is multiplied.
         kept: values that the pullback needs beside the states before the step.
         products, drives: for each product and each drive, the place of its gradient in d.
     """
