@@ -202,12 +202,11 @@ def test_which_ernns_are_fused(cell, K, timesteps):
     fused = K == 1 or cell == "jordan" or has_numba()
     assert (layer.l0.no_fused_path() is None) == fused
     layer.l0.implementation = "fused"
-    x, hx = sample(6, 4, 3), sample(1, 4, 5)
+    x, start = sample(6, 4, 3), StreamState(sample(1, 4, 5), 0)
     if not fused:
         with pytest.raises(ValueError, match=r"does not apply: .* for max_iter=3; .*use \"auto\""):
-            layer(x, hx)
+            layer(x, start)
         return
-    start = StreamState(hx, 0)
     output, state = layer(x, start)
     layer.l0.implementation = "reference"
     expected = layer.trajectory(x, start)  # the loop over solves

@@ -44,5 +44,5 @@ class InputGradients:
     def all(self, w: Tensor, start: tuple[Tensor, ...]) -> Gradients:
         """All gradients, with those of the scalars and of the first states."""
         x = self.problem.x[:0] if self.x is None else self.x
-        W = None if self.Wt is None else self.Wt.mT
+        W = None if self.Wt is None else self.Wt.mT.contiguous()
         return Gradients(x, W, self.bias, self.V, w, start)

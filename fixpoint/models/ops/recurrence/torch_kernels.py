@@ -19,7 +19,7 @@ def loop(step: Any, problem: Problem, *, last_only: bool, others: bool = False) 
         y, _ = step.step(y, p, [u[m // K] for u in drives], b, w)
         if (m + 1) % K == 0:
             states.append(y)
-    wanted = [others or (i == 0 and not last_only) for i in range(len(y))]
+    wanted = [not last_only] + [others] * (len(y) - 1)
     if not states:
         pairs = zip(y, wanted, strict=True)
         return [h.new_empty(0, *h.shape) if whole else h.clone() for h, whole in pairs]
