@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradgradcheck
 from torch.library import opcheck
 
-from fixpoint.models import ERNN, GRU, LSTM, UGRNN, FastGRNN, FastRNN, SpectralRNN
+from fixpoint.models import ERNN, UGRNN, FastGRNN, FastRNN, SpectralRNN
 
 LAYERS = {
     "ernn": lambda: ERNN(3, 5, timesteps=6, rank=2),
@@ -14,11 +14,9 @@ LAYERS = {
     "spectral": lambda: SpectralRNN(3, 5, bias=False),
     "fastgrnn": lambda: FastGRNN(3, 5, num_layers=2),
     "ugrnn": lambda: UGRNN(3, 5, bias=False),
-    "gru": lambda: GRU(3, 5, bidirectional=True),
-    "lstm": lambda: LSTM(3, 5, bias=False),
 }
-KINDS = {"fastgrnn": "gated", "ugrnn": "gated", "gru": "gru", "lstm": "lstm"}
-COUNT = {"ernn, two steps": 2, "fastgrnn": 2, "gru": 2}
+KINDS = {"fastgrnn": "gated", "ugrnn": "gated"}
+COUNT = {"ernn, two steps": 2, "fastgrnn": 2}
 
 
 def leaky(K=1, *, W=True, **options):
@@ -131,9 +129,8 @@ def test_a_compiled_layer_is_one_graph_with_the_same_bits(name):
     results = []
     for call in (layer, compiled):
         output, h_n = call(x)
-        last = h_n if isinstance(h_n, tuple) else (h_n,)
-        loss = output.square().sum() + sum(h.sum() for h in last)
-        results.append((output, *last, *torch.autograd.grad(loss, weights)))
+        gradients = torch.autograd.grad(output.square().sum() + h_n.sum(), weights)
+        results.append((output, h_n, *gradients))
     for plain, fast in zip(*results, strict=True):
         assert torch.equal(plain, fast)
     kind = KINDS.get(name, "leaky")
