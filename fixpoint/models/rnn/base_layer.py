@@ -69,8 +69,8 @@ class Recurrent(Stack, ShowsAllOptions, nn.Module):
     Raises:
         ValueError: an unknown value or an invalid combination, when built; a wrong shape, when
             called.
-        TypeError: an unknown option, or a bias, batch_first or bidirectional other than a bool, when
-            built; a wrong dtype, when called.
+        TypeError: an unknown option, or a bias, batch_first or bidirectional other than a bool,
+            when built; a wrong dtype, when called.
 
     Example:
         >>> import torch
@@ -180,7 +180,7 @@ class Recurrent(Stack, ShowsAllOptions, nn.Module):
             warnings.warn(
                 f"{type(self).__name__} has steps of their own at each time index (timesteps="
                 f"{own}), and with a tensor hx begins again at t = 0: to continue a sequence pass "
-                "the StreamState of its part before (StreamState(hx, t) for the first time), and to "
+                "the StreamState of its part before (StreamState(hx, t) at first), and to "
                 "begin again StreamState(hx, 0)",
                 stacklevel=5,
             )

@@ -99,13 +99,14 @@ class GRU(_Fused, nn.GRU):
 
     `load_state_dict` takes the weights of a torch.nn.GRU and gives them back. On the CPU the whole
     sequence is one operation, as in all layers here; on other devices, exported, under torch.func
-    and autocast it is torch's own. torch.compile leaves it out of its graph, as it does torch's. A sample with a NaN has no part in any gradient.
+    and autocast it is torch's own. torch.compile leaves it out of its graph, as it does torch's.
+    A sample with a NaN has no part in any gradient.
 
     Args:
         implementation: "auto", "fused", which raises with the reason where the fused path does not
             apply, or "reference", torch's own.
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype:
-            see torch.nn.GRU.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device,
+            dtype: see torch.nn.GRU.
 
     Source: Cho et al. (2014), Learning phrase representations using RNN encoder-decoder for
         statistical machine translation.

@@ -1,4 +1,7 @@
-"""GRU and LSTM against those of torch.nn: values, gradients, layouts. Specifies rnn.torch_layers."""
+"""GRU and LSTM against those of torch.nn: values, gradients, layouts.
+
+Specifies: fixpoint.models.rnn.torch_layers.
+"""
 
 import itertools
 

@@ -156,11 +156,11 @@ def _forward(  # type: ignore[no-untyped-def]
         if KEEP:
             tl.store(C + at, c.to(kind), mask=inside)
             C += step
-        if HAS_S:
+        if HAS_S:  # noqa: SIM102  a constant, which takes the branch out of the kernel
             if (m + 1) % every == 0:
                 S += step
                 tl.store(S + at, y.to(kind), mask=inside)
-        if HAS_O:
+        if HAS_O:  # noqa: SIM102
             if (m + 1) % K == 0:
                 tl.store(O + at, y.to(kind), mask=inside)
                 O += step
