@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+import environment
 import torch
 from figures import Figures, add_options, device_name
 from recurrent import LARGE, SHAPES, Run, as_ms, elapsed_on_gpu, minima, ours_layer, training
 from torch import Tensor
 
-from fixpoint import Anderson, Broyden, Implicit, Newton, Picard, Unrolled
+from fixpoint import Anderson, Broyden, Implicit, Picard, Unrolled
 from fixpoint.backward import Backward
 from fixpoint.models import ERNN, SelfFeedbackMap
 from fixpoint.solvers import Solver
@@ -24,7 +25,6 @@ SOLVERS: dict[str, Callable[[], Solver]] = {
     "Picard": lambda: Picard(rtol=1e-3, atol=0),
     "Anderson": lambda: Anderson(rtol=1e-3, atol=0),
     "Broyden": lambda: Broyden(rtol=1e-3, atol=0),
-    "Newton": lambda: Newton(rtol=1e-3, atol=0),
     "unrolled": lambda: Picard(rtol=1e-3, atol=0),
 }
 ROWS = 32  # of a block, which ends its updates together
@@ -38,6 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     seconds, figures = 2.0 if options.quick else 20.0, Figures(options.json)
     print(device_name(options.device))
+    print("OpenBLAS runs", environment.blas_kernel())
     if options.device == "cuda":
         gpu(seconds, figures)
     else:

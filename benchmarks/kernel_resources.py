@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fixpoint.models.ops.common import triton_recurrence as recurrence
-from fixpoint.models.ops.equilibrium import triton as equilibrium
+from fixpoint.models.ops.equilibrium import triton_kernels as equilibrium
 
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that a block may have, by compute capability."""

@@ -12,12 +12,20 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
+import environment
 import torch
 from figures import Figures, add_options
 from processor import processor
 from torch import Tensor, nn
 
-from fixpoint.models import fused_scan, gated_scan, gated_scan_reference, scan_reference
+from fixpoint.models import (
+    GRU,
+    LSTM,
+    fused_scan,
+    gated_scan,
+    gated_scan_reference,
+    scan_reference,
+)
 
 # B, T, d, n
 SHAPES = {
@@ -47,6 +55,7 @@ def main() -> None:
 def cpu(seconds: float, figures: Figures) -> None:
     names = "torch", "numpy", "scipy", "numba"
     print(processor(), *(f"{x} {_version(x)}" for x in names))
+    print("OpenBLAS runs", environment.blas_kernel())
     one_thread: dict[str, tuple[float, float]] = {}
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -58,6 +67,11 @@ def cpu(seconds: float, figures: Figures) -> None:
             for cell in ("FastGRNN", "UGRNN"):
                 pairs = ((best[f"{cell}{x}"], best[f"{cell} plain{x}"]) for x in ("", " inference"))
                 print(f"  {cell} against its plain loop:", *(f"{a / b:.2f}x" for a, b in pairs))
+            for kind in ("GRU", "LSTM"):
+                pairs = ((best[f"{kind}{x}"], best[f"nn.{kind}{x}"]) for x in ("", " inference"))
+                print(f"  {kind} against torch's:", *(f"{a / b:.2f}x" for a, b in pairs))
+            fraction = best_rate_fraction(shape, best)
+            print(f"  fused training runs at {100 * fraction:.0f} % of the processor's best rate")
             ours = best["fused"], best["fused inference"]
             if threads == 1:
                 one_thread[name] = ours
@@ -111,6 +125,8 @@ def runs(B: int, T: int, d: int, n: int, *, gated: bool = True) -> dict[str, Run
         "nn.RNN relu": torch_layer(nn.RNN(d, n, nonlinearity="relu")),
         "nn.GRU": torch_layer(nn.GRU(d, n)),
         "nn.LSTM": torch_layer(nn.LSTM(d, n)),
+        "GRU": torch_layer(GRU(d, n)),
+        "LSTM": torch_layer(LSTM(d, n)),
     }
     if gated:
         for name, count in (("FastGRNN", 1), ("UGRNN", 2)):
@@ -121,7 +137,21 @@ def runs(B: int, T: int, d: int, n: int, *, gated: bool = True) -> dict[str, Run
         out[name] = training(*layer, x, n)
         out[f"{name} inference"] = inference(layer[0], x)
     out["floor"] = products(3 * T, B, n)
+    out["1024^3"] = large_product()
     return out
+
+
+def large_product() -> Run:
+    """One product that reaches the best rate of the processor."""
+    a, b, out = torch.randn(3, 1024, 1024)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def best_rate_fraction(shape: tuple[int, int, int, int], best: dict[str, float]) -> float:
+    """The products of training, with the state and with x, at the rate of a large product."""
+    B, T, d, n = shape
+    work = 3 * T * B * n * n + 2 * T * B * n * d  # no gradient of x is asked for
+    return work / best["fused"] / (1024**3 / best["1024^3"])
 
 
 def ours_layer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -21,9 +22,10 @@ from torch._functorch.pyfunctorch import (
     temporarily_clear_interpreter_stack,
     temporarily_restore_interpreter_stack,
 )
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import (
     tree_flatten,
     tree_leaves,
@@ -34,13 +36,17 @@ from torch.utils._pytree import (
 
 __all__ = [
     "TorchDispatchMode",
+    "autocast_enabled",
     "batched",
     "carries_tangents",
     "constant_in_graphs",
+    "flop_registries",
     "function_modes",
     "gradients",
     "graph_clock",
     "graph_pass",
+    "has_values",
+    "inside_dispatch_mode",
     "inside_forward_mode",
     "inside_transform",
     "inside_vmap",
@@ -48,6 +54,7 @@ __all__ = [
     "is_functorch_wrapped_tensor",
     "keep_buffers_apart",
     "level_zero",
+    "is_plain",
     "made_since",
     "no_gradients",
     "outside_graph",
@@ -276,3 +283,36 @@ def _batch_level() -> int:
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     return level
+
+
+def inside_dispatch_mode() -> bool:
+    """Whether a mode sees each operation: a counter of FLOPs, fake tensors, a checkpoint policy."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def autocast_enabled(device: str) -> bool:
+    """Whether autocast is on for a type of device; "meta" has none."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether x holds numbers: a meta or fake tensor has a shape alone."""
+    return x.device.type != "meta" and not isinstance(x, FakeTensor)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether x is a tensor or parameter, or a subclass that leaves operations as they are."""
+    return type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def flop_registries() -> list[dict[Any, Any]]:
+    """The formulas of torch.utils.flop_counter and those of entered counters, which copied them."""
+    module: Any = sys.modules.get("torch.utils.flop_counter")
+    if module is None:
+        return []
+    counters = [
+        mode.counter.flop_registry
+        for mode in _get_current_dispatch_mode_stack()
+        if isinstance(mode, module._FlopCounterMode)
+    ]
+    return [module.flop_registry, *counters]

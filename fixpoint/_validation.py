@@ -47,6 +47,14 @@ def at_least(least: int, **named: int) -> int:
     return int(value)
 
 
+def boolean(**named: bool) -> bool:
+    """The one named value, True or False: a string, as "False", would count as true."""
+    ((name, value),) = named.items()
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False; got {value!r}")
+    return value
+
+
 def non_negative(**named: float) -> float:
     """The one named value, a finite number >= 0."""
     ((name, value),) = named.items()

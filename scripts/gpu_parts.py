@@ -115,7 +115,7 @@ def _loop(code: int, u: list[Tensor], V: list[Tensor], bias: Any, h: Tensor) -> 
 
 def equilibrium(n: int, memory: int, rows: int) -> dict[str, Any]:
     """The largest difference of a state from phi there, in float64, and how the solves ended."""
-    from fixpoint.models.ops.equilibrium import triton as kernels
+    from fixpoint.models.ops.equilibrium import triton_kernels as kernels
     from fixpoint.models.ops.equilibrium.arguments import ForwardArguments, Iteration
     from fixpoint.models.ops.equilibrium.results import new_report
 

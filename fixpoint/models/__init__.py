@@ -21,10 +21,8 @@ from fixpoint.models.maps import (
     SelfFeedbackMap,
 )
 from fixpoint.models.ops.common.activations import ACTIVATIONS
-from fixpoint.models.ops.gated.autograd import gated_scan
-from fixpoint.models.ops.gated.reference import gated_scan_reference
-from fixpoint.models.ops.leaky.autograd import fused_scan
-from fixpoint.models.ops.leaky.reference import scan_reference
+from fixpoint.models.ops.recurrence.gated import gated_scan, gated_scan_reference
+from fixpoint.models.ops.recurrence.leaky import fused_scan, scan_reference
 from fixpoint.models.rnn.base_cell import RecurrentCell
 from fixpoint.models.rnn.base_layer import Recurrent, StreamState
 from fixpoint.models.rnn.ernn import ERNN, ERNNCell
@@ -33,6 +31,7 @@ from fixpoint.models.rnn.fastgrnn import FastGRNN, FastGRNNCell
 from fixpoint.models.rnn.fastrnn import FastRNN, FastRNNCell
 from fixpoint.models.rnn.scan import Trajectory, check_compatible, scan
 from fixpoint.models.rnn.spectral import SpectralRNN, SpectralRNNCell
+from fixpoint.models.rnn.torch_layers import GRU, LSTM
 from fixpoint.models.rnn.ugrnn import UGRNN, UGRNNCell
 
 __all__ = [
@@ -41,6 +40,8 @@ __all__ = [
     "DEQ",
     "ERNN",
     "EURNN",
+    "GRU",
+    "LSTM",
     "UGRNN",
     "ERNNCell",
     "EURNNCell",

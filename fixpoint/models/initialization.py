@@ -42,7 +42,7 @@ def identity_transition_(cell: EquilibriumMap) -> EquilibriumMap:
     identity = torch.eye(len(U), dtype=U.dtype, device=U.device)
     # V may carry a parametrization of its own, to which an assignment gives what to store.
     if parametrize.is_parametrized(cell, "V"):
-        cell.V = identity - U  # type: ignore[assignment]
+        cell.V = identity - U
     else:
         cell.V.copy_(identity - U)
     return cell

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fixpoint._messages import unknown_name
-from fixpoint._validation import at_least, positive
+from fixpoint._validation import at_least, boolean, positive
+from fixpoint.models._parameters import Resettable, small_normal_
 from fixpoint.models._signature import ShowsAllOptions
 from fixpoint.models.deq.spectral_norm import bound_spectral_norm
 from fixpoint.models.ops.common.activations import ACTIVATIONS
@@ -35,9 +36,11 @@ class MapOptions(TypedDict, total=False):
 
     nonlinearity: str | None
     bias: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
-class EquilibriumMap(ShowsAllOptions, nn.Module):
+class EquilibriumMap(ShowsAllOptions, Resettable):
     """A map phi(h, h_prev, x), bound to a whole sequence at a time by `bind`.
 
     Weights are named as in the paper and drawn from N(0, 0.1^2), the bias b is 0. A new map
@@ -48,6 +51,7 @@ class EquilibriumMap(ShowsAllOptions, nn.Module):
         hidden_size: units n of h_t.
         nonlinearity: sigma, a name in `ACTIVATIONS`; None takes `default_nonlinearity`.
         bias: have b.
+        device, dtype: of the parameters.
 
     Raises:
         ValueError: the nonlinearity is unknown, or a size is below 1.
@@ -71,6 +75,12 @@ class EquilibriumMap(ShowsAllOptions, nn.Module):
     default_nonlinearity: ClassVar[str] = "tanh"
     has_V: ClassVar[bool] = True
     """Whether there is a matrix V of h_{t-1}."""
+    V: Tensor
+    W: Tensor
+    b: Tensor | None
+    U: Tensor
+    U1: Tensor
+    U2: Tensor
 
     def __init__(
         self,
@@ -79,8 +89,10 @@ class EquilibriumMap(ShowsAllOptions, nn.Module):
         *,
         nonlinearity: str | None = None,
         bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(device=device, dtype=dtype)
         self.input_size = at_least(1, input_size=input_size)
         self.hidden_size = at_least(1, hidden_size=hidden_size)
         nonlinearity = self.default_nonlinearity if nonlinearity is None else nonlinearity
@@ -88,9 +100,12 @@ class EquilibriumMap(ShowsAllOptions, nn.Module):
             raise ValueError(unknown_name("nonlinearity", nonlinearity, ACTIVATIONS))
         self.nonlinearity = nonlinearity
         if self.has_V:
-            self.V = _weight(hidden_size, hidden_size)
-        self.W = _weight(hidden_size, input_size)
-        self.b = nn.Parameter(torch.zeros(hidden_size)) if bias else None
+            self.new_parameter("V", hidden_size, hidden_size, start=small_normal_)
+        self.new_parameter("W", hidden_size, input_size, start=small_normal_)
+        if boolean(bias=bias):
+            self.new_parameter("b", hidden_size, start=nn.init.zeros_)
+        else:
+            self.register_parameter("b", None)
 
     def bind(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
         """`at(t, h_prev)` giving phi of h, (B, n), for a sequence x, (T, B, d).
@@ -114,7 +129,7 @@ class EquilibriumMap(ShowsAllOptions, nn.Module):
         return None
 
     def defines(self, form: str) -> bool:
-        """Whether `form`, "as_leaky_step" or "as_self_feedback", describes this class's own phi.
+        """Whether `form`, a method as "as_leaky_step", describes this class's own phi.
 
         A subclass with a new phi and the form of its parent is another map.
         """
@@ -127,9 +142,30 @@ class EquilibriumMap(ShowsAllOptions, nn.Module):
         """The class that defines the method."""
         return next(c for c in type(self).__mro__ if method in vars(c))
 
-    def forward(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
-        """phi(h, h_prev, x) with h, h_prev (B, n) and x (B, d)."""
+    def forward(
+        self,
+        h: Tensor | None = None,
+        h_prev: Tensor | None = None,
+        x: Tensor | None = None,
+        *,
+        read: Callable[[EquilibriumMap], Any] | None = None,
+    ) -> Any:
+        """phi(h, h_prev, x) with h, h_prev (B, n) and x (B, d).
+
+        A layer calls it once a sequence with `read`, a function of the map that takes its weights
+        or binds it, and gets the result: so the map's hooks run, those of pruning among them.
+        """
+        if read is not None:
+            return read(self)
+        if h is None or h_prev is None or x is None:
+            raise TypeError("phi takes h, h_prev and x")
+        if self.defines("single_step"):
+            return self.single_step(h, h_prev, x)
         return self.bind(x.unsqueeze(0))(0, h_prev)(h)
+
+    def single_step(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
+        """phi(h, h_prev, x), where it is cheaper for one time step than by way of `bind`."""
+        raise NotImplementedError
 
     def input_projection(self, x: Tensor) -> Tensor:
         """W x + b for every time step, (T, B, n)."""
@@ -174,10 +210,10 @@ class JordanMap(EquilibriumMap):
         super().__init__(input_size, hidden_size, **options)
         self.rank = rank
         if rank is None:
-            self.U = _weight(hidden_size, hidden_size)
+            self.new_parameter("U", hidden_size, hidden_size, start=small_normal_)
         elif at_least(0, rank=rank):
-            self.U1 = _weight(hidden_size, rank)
-            self.U2 = _weight(rank, hidden_size)
+            self.new_parameter("U1", hidden_size, rank, start=small_normal_)
+            self.new_parameter("U2", rank, hidden_size, start=small_normal_)
 
     def bind(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
         A, W, b = self.as_leaky_step()
@@ -191,6 +227,14 @@ class JordanMap(EquilibriumMap):
             return self.V, self.W, self.b
         A, W = self.V + self._feedback(self.V), self.W + self._feedback(self.W)
         return A, W, None if self.b is None else self.b + self._feedback(self.b)
+
+    def single_step(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
+        inner = torch.addmm(F.linear(x, self.W, self.b), h, self.V.mT)
+        U: tuple[Tensor, ...] = (self.U,) if self.rank is None else (self.U1, self.U2)
+        back = inner
+        for factor in reversed(U):
+            back = back @ factor.mT
+        return ACTIVATIONS[self.nonlinearity](inner + back)
 
     def _feedback(self, columns: Tensor) -> Tensor:
         return self.U @ columns if self.rank is None else self.U1 @ (self.U2 @ columns)
@@ -227,7 +271,7 @@ class SelfFeedbackMap(EquilibriumMap):
         **options: Unpack[MapOptions],
     ) -> None:
         super().__init__(input_size, hidden_size, **options)
-        self.U = _weight(hidden_size, hidden_size)
+        self.new_parameter("U", hidden_size, hidden_size, start=small_normal_)
         self.bound = bound
         if bound is not None:
             bound_spectral_norm(self, "U", bound=bound)
@@ -403,7 +447,7 @@ class ManifoldMap(EquilibriumMap):
     ) -> None:
         super().__init__(input_size, hidden_size, **options)
         self.gamma = positive(gamma=gamma)
-        self.U = _weight(hidden_size, hidden_size)
+        self.new_parameter("U", hidden_size, hidden_size, start=small_normal_)
         self.bound = bound
         if bound is not None:
             bound_spectral_norm(self, "U", bound=bound)
@@ -431,7 +475,3 @@ CELLS: dict[str, type[EquilibriumMap]] = {
     "manifold": ManifoldMap,
 }
 """Every cell by the name that `ERNN` and the command line take."""
-
-
-def _weight(rows: int, columns: int) -> nn.Parameter:
-    return nn.Parameter(0.1 * torch.randn(rows, columns))

@@ -53,7 +53,7 @@ class InexactNewton(IterativeSolver):
 
     eta: Tensor
     state_has_rows = False
-    shared_options = ("eta", "learn", "timesteps")
+    shared_options = ("eta", "learn", "timesteps", "first_eta")
 
     def __init__(
         self,
@@ -74,10 +74,16 @@ class InexactNewton(IterativeSolver):
         self.timesteps = timesteps if timesteps is None else at_least(1, timesteps=timesteps)
         shape = (max_iter,) if timesteps is None else (timesteps, max_iter)
         value = _initial(eta, shape)
+        self.first_eta = value.clone()
         if learn:
             self.eta = nn.Parameter(value)
         else:
             self.register_buffer("eta", value)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Put eta to its first values, as torch.nn's modules do, also after `to_empty`."""
+        self.eta.copy_(self.first_eta)
 
     @property
     def learn(self) -> bool:

@@ -384,7 +384,8 @@ def test_sizes_are_checked(kind):
     [
         (
             lambda: JordanMap(3, 5, nonlinearity="rely"),
-            r"unknown nonlinearity 'rely': expected one of relu, tanh, sigmoid, identity; did you "
+            r"unknown nonlinearity 'rely': expected one of identity, relu, tanh, "
+            r"sigmoid, quantTanh, quantSigm; did you "
             "mean 'relu'",
         ),
         (lambda: JordanMap(3, 5, rank=-1), "rank must be at least 0; got -1"),

@@ -5,12 +5,10 @@ from typing import NamedTuple
 
 import torch
 
-from fixpoint.models.ops.gated.autograd import gated_scan
-from fixpoint.models.ops.gated.autograd import unsupported as gated_unsupported
-from fixpoint.models.ops.gated.reference import gated_scan_reference
-from fixpoint.models.ops.leaky.autograd import fused_scan
-from fixpoint.models.ops.leaky.autograd import unsupported as leaky_unsupported
-from fixpoint.models.ops.leaky.reference import scan_reference
+from fixpoint.models.ops.recurrence.gated import gated_scan, gated_scan_reference
+from fixpoint.models.ops.recurrence.gated import unsupported as gated_unsupported
+from fixpoint.models.ops.recurrence.leaky import fused_scan, scan_reference
+from fixpoint.models.ops.recurrence.leaky import unsupported as leaky_unsupported
 
 
 def leaky_problem(T, B, n, K, d=0, dtype=torch.float64, seed=0, grad=True):

@@ -58,7 +58,7 @@ def bound_spectral_norm(module: Module, name: str = "weight", *, bound: float = 
         raise ValueError(f"{type(module).__name__} has no weight {name!r}; it has {known}")
     if weight.dim() < 2:
         raise ValueError(f"{name} must have at least two axes; its shape is {tuple(weight.shape)}")
-    if not weight.any():
+    if weight.device.type != "meta" and not weight.any():
         raise ValueError(f"{name} is zero, so no factor gives it the norm {bound}: initialise it")
     parametrize.register_parametrization(module, name, _NormBound(bound))
     return module

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from fixpoint.models.heads.packed import Sequences, on_data
 from fixpoint.models.rnn.base_layer import Recurrent
 
 
@@ -36,18 +38,28 @@ class LastStateClassifier(nn.Module):
         self.head = nn.Linear(hidden_size, classes)
         self.embedding = None if vocabulary is None else nn.Embedding(vocabulary, hidden_size)
 
-    def features(self, x: Tensor) -> Tensor:
-        """What the layer gets, (B, T, d)."""
-        return x if self.embedding is None else self.embedding(x)
+    def features(self, x: Sequences) -> Sequences:
+        """What the layer gets, (B, T, d), or packed."""
+        return x if self.embedding is None else on_data(self.embedding, x)
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Logits, (B, classes), of x, (B, T, d), or words (B, T).
+    def forward(self, x: Sequences, lengths: Tensor | None = None) -> Tensor:
+        """Logits, (B, classes), of x, (B, T, d), or words (B, T), or packed.
 
-        With `lengths`, (B,), the last state is that after so many time steps, at least one.
+        With `lengths`, (B,), the last state is that after so many time steps, at least one. Packed
+        sequences have theirs.
+
+        Raises:
+            ValueError: lengths are given beside packed sequences.
         """
+        packed = isinstance(x, PackedSequence)
+        if packed and lengths is not None:
+            raise ValueError("packed sequences have their lengths: leave out lengths")
         if lengths is None and isinstance(self.layer, Recurrent):
             return self.logits(self.layer.last_output(self.features(x)))
         output, _ = self.layer(self.features(x))
+        if packed:
+            output, lengths = pad_packed_sequence(output, batch_first=True)
+            lengths = lengths.to(output.device)
         if lengths is None:
             return self.logits(output[:, -1])
         rows = torch.arange(len(output), device=output.device)

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fixpoint.models.heads.packed import Sequences, on_data
+from fixpoint.models.rnn.base_layer import StreamState
+
 
 class LanguageModel(nn.Module):
     """Logits of the next word: embedding, recurrent layer, linear output.
@@ -25,9 +28,11 @@ class LanguageModel(nn.Module):
             frequencies, in the first updates all of its states grow in one direction, and a
             recurrence without bounds, as of an ERNN with relu, may diverge by it.
 
-    Inputs: words (B, T) int64, hx the state that the layer takes, or None.
+    Inputs: words (B, T) int64, or packed, hx the state that the layer takes, or None. An `ERNN`
+        with steps of their own at each time index begins with each call at t = 0, whatever state
+        it takes: they are those of the places in a piece of text.
 
-    Outputs: logits (B, T, vocabulary), and the state after the last word.
+    Outputs: logits (B, T, vocabulary), or packed, and the state after the last word.
 
     Source: Press, Wolf (2017), Using the output embedding to improve language models (tied).
 
@@ -62,13 +67,20 @@ class LanguageModel(nn.Module):
             with torch.no_grad():
                 bias.copy_(torch.log_softmax((counts + 1.0).log(), 0))
 
-    def features(self, words: Tensor) -> Tensor:
-        """What the layer gets, (B, T, n)."""
-        return self.embedding(words)
+    def features(self, words: Sequences) -> Sequences:
+        """What the layer gets, (B, T, n), or packed."""
+        return on_data(self.embedding, words)
 
-    def forward(self, words: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-        output, h_n = self.layer(self.features(words), hx)
-        return self.logits(output), h_n
+    def forward(self, words: Sequences, hx: Any = None) -> tuple[Sequences, Any]:
+        restarted = (
+            hx is not None and not isinstance(hx, StreamState) and self._has_steps_of_its_own()
+        )
+        output, state = self.layer(self.features(words), StreamState(hx, 0) if restarted else hx)
+        return on_data(self.logits, output), state.hx if restarted else state
+
+    def _has_steps_of_its_own(self) -> bool:
+        cell = getattr(getattr(self.layer, "layer", self.layer), "l0", None)
+        return getattr(cell, "timesteps", None) is not None
 
     def logits(self, output: Tensor) -> Tensor:
         """Logits (..., vocabulary) of outputs of the layer, (..., n)."""

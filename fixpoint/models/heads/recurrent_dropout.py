@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
+
+from fixpoint.models.heads.packed import Sequences, on_data
 
 # V and U of the cells here, or the left one of their factors; weight_hh_l0 of torch. U may be
 # bounded by a parametrization.
@@ -29,7 +31,7 @@ class RecurrentDropout(nn.Module):
     SpectralRNN), have no free entries to drop.
 
     Args:
-        layer: called as `output, h_n = layer(x, hx)`.
+        layer: called as `output, h_n = layer(x, hx)`, x packed or not.
         inputs, weights, outputs: share dropped, 0 <= p < 1.
 
     Attributes:
@@ -68,15 +70,15 @@ class RecurrentDropout(nn.Module):
                 "weight_hh, to drop weights of: leave weight dropout out"
             )
 
-    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-        x = F.dropout(x, self.inputs, self.training)
+    def forward(self, x: Sequences, hx: Any = None) -> tuple[Sequences, Any]:
+        x = on_data(lambda v: F.dropout(v, self.inputs, self.training), x)
         if self.training and self.weights:
             parameters = dict(self.layer.named_parameters())
             dropped = {name: F.dropout(parameters[name], self.weights) for name in self.recurrent}
             output, h_n = functional_call(self.layer, dropped, (x, hx))
         else:
             output, h_n = self.layer(x, hx)
-        return F.dropout(output, self.outputs, self.training), h_n
+        return on_data(lambda v: F.dropout(v, self.outputs, self.training), output), h_n
 
     def extra_repr(self) -> str:
         return f"inputs={self.inputs:g}, weights={self.weights:g}, outputs={self.outputs:g}"

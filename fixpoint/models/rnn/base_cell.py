@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import linear
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import carries_tangents, is_exporting
-from fixpoint._validation import at_least
+from fixpoint._torch import autocast_enabled, carries_tangents, is_exporting
+from fixpoint._validation import at_least, boolean
+from fixpoint.models._parameters import Resettable, Start, first_parameter
 from fixpoint.models._signature import ShowsAllOptions
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.dispatch import without_autocast
-from fixpoint.models.ops.gated.autograd import gated_scan
-from fixpoint.models.ops.gated.autograd import unsupported as gated_unsupported
-from fixpoint.models.ops.gated.reference import gated_scan_reference
-from fixpoint.models.ops.leaky.autograd import fused_scan, unsupported
-from fixpoint.models.ops.leaky.reference import scan_reference
+from fixpoint.models.ops.common.plan import CallPlan, make_plan
+from fixpoint.models.ops.recurrence.autograd import Options, Recurrence
+from fixpoint.models.ops.recurrence.gated import GATED, gated_scan_reference
+from fixpoint.models.ops.recurrence.gated import Inputs as GatedInputs
+from fixpoint.models.ops.recurrence.leaky import LEAKY, scan_reference
+from fixpoint.models.ops.recurrence.leaky import Inputs as LeakyInputs
 from fixpoint.models.rnn.parallel import (
     ParallelForm,
     checked_time,
@@ -29,7 +32,7 @@ from fixpoint.models.rnn.parallel import (
     solve_states,
     warn_of_fallback,
 )
-from fixpoint.models.rnn.scan import mask_nonfinite
+from fixpoint.models.rnn.scan import all_finite, mask_nonfinite
 from fixpoint.solution import Solution
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ class CellOptions(TypedDict, total=False):
     nonlinearity: str
     implementation: str
     time: str
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
 class LeakyOptions(CellOptions, total=False):
@@ -52,7 +57,19 @@ class LeakyOptions(CellOptions, total=False):
     recompute: bool
 
 
-class RecurrentCell(ShowsAllOptions, nn.Module):
+class Span(NamedTuple):
+    """The time steps of a whole sequence, as a layer asks a cell for them.
+
+    start: time index of the first one. last_only: without the states before the last.
+    others: with all of further states, as c of an LSTM, not the last alone.
+    """
+
+    start: int = 0
+    last_only: bool = False
+    others: bool = False
+
+
+class RecurrentCell(ShowsAllOptions, Resettable):
     """One step h_t from x_t and h_{t-1}, and the same over a whole sequence.
 
     A subclass implements `states`. Called like `torch.nn.RNNCell` it makes one step. A sample with
@@ -70,13 +87,16 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
             "auto" does so where no fused path applies and it is expected to be faster. It pays
             for a cell of many small operations and long sequences, never beside a fused path on
             the CPU. In forward mode, under torch.func and torch.export the steps are sequential.
+        device, dtype: of the parameters.
 
     Attributes:
+        timesteps: T of a cell with steps of their own at each time index, else None.
         time_solution: `Solution` of the last parallel solve, without its z; None before.
 
     Inputs: x, hx
         x: (B, d) or (d,).
         hx: (B, n) or (n,), zeros if not given.
+        span: given by a layer, whose x is a whole sequence, (T, B, d), and hx (B, n).
 
     Outputs: h', of the shape of hx.
 
@@ -95,8 +115,10 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
         *,
         implementation: str = "auto",
         time: str = "sequential",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(device=device, dtype=dtype)
         self.input_size = at_least(1, input_size=input_size)
         self.hidden_size = at_least(1, hidden_size=hidden_size)
         if implementation not in IMPLEMENTATIONS:
@@ -105,14 +127,45 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
         self.time = checked_time(time)
         self.time_solution: Solution | None = None
         self._warned_of_fallback = False
+        self._plans: dict[Any, CallPlan] = {}
+
+    def new_bias(self, name: str, size: int, *, start: Start, bias: bool) -> None:
+        """A parameter, or None without bias."""
+        if boolean(bias=bias):
+            self.new_parameter(name, size, start=start)
+        else:
+            self.register_parameter(name, None)
+
+    @property
+    def timesteps(self) -> int | None:
+        return None
 
     def states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
-        """h_1 .. h_T, (T, B, n), or h_T, (B, n), for finite x, (T, B, d), and h0, (B, n)."""
+        """h_1 .. h_T, (T, B, n), or h_T, (B, n), for finite x, (T, B, d), and h0, (B, n).
+
+        That of a cell with `timesteps` takes `start`, the time index of the first step, too.
+        """
         raise NotImplementedError
+
+    def plan(self) -> CallPlan:
+        """How states are computed on the device of the parameters, in this grad mode."""
+        like = first_parameter(self)
+        key = like.device, torch.is_grad_enabled()
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self.make_plan(like.device)
+            if not torch.compiler.is_compiling():
+                self._plans[key] = plan
+        return plan
+
+    def make_plan(self, device: torch.device) -> CallPlan:
+        """The plan for a device; `plan` makes it once."""
+        reason = f"{type(self).__name__} has no fused path"
+        return make_plan("", reason, self.hidden_size, device)
 
     def no_fused_path(self) -> str | None:
         """Why no input takes the fused path, or None where some do."""
-        return f"{type(self).__name__} has no fused path"
+        return self.plan().reason
 
     def no_parallel_path(self) -> str | None:
         """Why the steps cannot be solved at once, or None where they can."""
@@ -126,50 +179,62 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
 
         return ParallelForm(step, x, "auto")
 
-    def sequence(self, x: Tensor, h0: Tensor, *, last_only: bool = False) -> Tensor:
+    def sequence(self, x: Tensor, h0: Tensor, span: Span = Span()) -> Tensor:  # noqa: B008
         """h_1 .. h_T, (T, B, n), or h_T, (B, n), for x, (T, B, d), and h0, (B, n)."""
-        dtype = h0.dtype
-        if torch.is_autocast_enabled(x.device.type):
-            own = next(self.parameters()).dtype
+        dtype, good = h0.dtype, None
+        if autocast_enabled(x.device.type):
+            own = first_parameter(self).dtype
             x, h0 = x.to(own), h0.to(own)
         x, h0, good = mask_nonfinite(x, h0)
-        h = self._states_in_time(x, h0, last_only).to(dtype)
+        h = self._states_in_time(x, h0, span)
+        if h.dtype != dtype:
+            h = h.to(dtype)
         if good is None:
             return h
-        return torch.where((good[-1] if last_only else good).unsqueeze(-1), h, torch.nan)
+        return torch.where((good[-1] if span.last_only else good).unsqueeze(-1), h, torch.nan)
 
-    def _states_in_time(self, x: Tensor, h0: Tensor, last_only: bool) -> Tensor:
+    def _states_in_time(self, x: Tensor, h0: Tensor, span: Span) -> Tensor:
         """`states`, for all time steps at once where `time` says so."""
-        with without_autocast(x.device.type):
-            form = self._parallel_form_to_take(x, h0) if len(x) > 1 else None
-            if form is not None:
-                states, solution = solve_states(form, h0)
+        form = None
+        if self.time != "sequential" and len(x) > 1:
+            with without_autocast(x.device.type):
+                form = self._parallel_form_to_take(x, h0)
+                if form is not None:
+                    states, solution = solve_states(form, h0)
         if form is None:
-            return self.states(x, h0, last_only=last_only)
+            own = {} if self.timesteps is None else {"start": span.start}
+            return self.states(x, h0, last_only=span.last_only, **own)
         self.time_solution = solution
         if self.time == "parallel" and not self._warned_of_fallback:
             self._warned_of_fallback = warn_of_fallback(solution, type(self).__name__)
-        return states[-1] if last_only else states
+        return states[-1] if span.last_only else states
 
     def _parallel_form_to_take(self, x: Tensor, h0: Tensor) -> ParallelForm | None:
         if self.time == "parallel":
             sequential = carries_tangents() or is_exporting()
             return None if sequential else self.parallel_form(x, h0)
         fused = self.implementation != "reference" and self.no_fused_path() is None
-        if self.time == "sequential" or fused or is_traced() or self.no_parallel_path():
+        if fused or is_traced() or self.no_parallel_path():
             return None
         form = self.parallel_form(x, h0)
         return form if parallel_pays(form, h0) else None
 
-    def forward(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, hx: Tensor | None = None, *, span: Span | None = None, t: int | None = None
+    ) -> Tensor:
+        if span is not None and hx is not None:
+            return self.sequence(x, hx, span)
         rows, h = self.rows(x, hx)
-        h = self.sequence(rows.unsqueeze(0), h, last_only=True)
-        return h.reshape(*x.shape[:-1], self.hidden_size)
+        if torch.is_grad_enabled() and not all_finite(rows, h):
+            # which keeps the samples that are not finite out of all gradients
+            new = self.sequence(rows.unsqueeze(0), h, Span(start=t or 0, last_only=True))
+        else:
+            new = self.single_step(rows, h, t)
+        return new.squeeze(0) if x.dim() == 1 else new
 
-    def at_time(self, t: int, x: Tensor, hx: Tensor | None = None) -> Tensor:
-        """`forward` at time index t, from 0, which only a cell with steps of their own uses."""
-        h: Tensor = self(x, hx)
-        return h
+    def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+        """h', (B, n), for x, (B, d), and h, (B, n), at time index t where a cell has some."""
+        return self.sequence(x.unsqueeze(0), h, Span(start=t or 0, last_only=True))
 
     def rows(self, x: Tensor, hx: Tensor | None) -> tuple[Tensor, Tensor]:
         """x and hx of one step as (B, d) and (B, n), after a check."""
@@ -180,6 +245,14 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
                 "whole sequences use the layer"
             )
         shape = (*x.shape[:-1], n)
+        if not autocast_enabled(x.device.type):
+            dtype = first_parameter(self).dtype
+            for name, v in (("x", x), ("hx", hx)):
+                if v is not None and v.dtype != dtype:
+                    raise TypeError(
+                        f"{name} must have the dtype of the cell, {dtype}; got {v.dtype}: convert "
+                        f"{name} by {name}.to(...), or the cell by cell.to(...)"
+                    )
         if hx is not None and hx.shape != shape:
             raise ValueError(f"hx must be {shape} for x of {tuple(x.shape)}; got {tuple(hx.shape)}")
         rows = x.reshape(-1, d)
@@ -189,8 +262,9 @@ class RecurrentCell(ShowsAllOptions, nn.Module):
         parts = [f"{self.input_size}, {self.hidden_size}, implementation={self.implementation!r}"]
         if self.time != "sequential":
             parts.append(f"time={self.time!r}")
-        reason = None if self.implementation == "reference" else self.no_fused_path()
-        return ", ".join(parts + ([f"not fused: {reason}"] if reason else []))
+        if self.implementation != "reference":
+            parts.append(str(self.plan()))
+        return ", ".join(parts)
 
 
 class FusedCell(RecurrentCell):
@@ -202,12 +276,11 @@ class FusedCell(RecurrentCell):
 
     Args:
         nonlinearity: sigma, a name in `ACTIVATIONS`.
-        input_size, hidden_size, implementation, time: see `RecurrentCell`.
+        input_size, hidden_size, implementation, time, device, dtype: see `RecurrentCell`.
     """
 
-    fused_operation: Callable[..., Tensor]
-    plain_operation: Callable[..., Tensor]
-    unsupported_reason: Callable[..., str | None]
+    operation: ClassVar[Recurrence[Any]]
+    reference: ClassVar[Callable[..., Tensor]]
 
     def __init__(
         self,
@@ -217,50 +290,71 @@ class FusedCell(RecurrentCell):
         nonlinearity: str = "tanh",
         implementation: str = "auto",
         time: str = "sequential",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, implementation=implementation, time=time)
+        where: Any = {"device": device, "dtype": dtype}
+        super().__init__(input_size, hidden_size, implementation=implementation, time=time, **where)
         if nonlinearity not in ACTIVATIONS:
             raise ValueError(unknown_name("nonlinearity", nonlinearity, ACTIVATIONS))
         self.nonlinearity = nonlinearity
-        self.fused_options: dict[str, bool] = {}
+        self.recompute = False
 
-    def recurrence(self, T: int) -> NamedTuple:
-        """What both operations take beside the input, the start and the nonlinearity."""
+    def recurrence(self, T: int, start: int = 0) -> Any:
+        """The tensors that both operations take beside the input and the first state.
+
+        start: time index of the first step, for a cell with `timesteps`.
+        """
         raise NotImplementedError
 
-    def no_fused_path(self) -> str | None:
-        return None
+    def inputs(self, x: Tensor, h0: Tensor, weights: Any) -> Any:
+        """The tensors of the fused operation."""
+        raise NotImplementedError
 
-    def states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
-        reason = self.no_fused_path()
-        if self.implementation != "reference" and reason is None:
-            reason, h = self._fused(x, h0, last_only)
+    def make_plan(self, device: torch.device) -> CallPlan:
+        return make_plan(self.operation.name, None, self.hidden_size, device)
+
+    def states(self, x: Tensor, h0: Tensor, *, last_only: bool, start: int = 0) -> Tensor:
+        if self.implementation == "reference":
+            return self.plain_states(x, h0, last_only=last_only, start=start)
+        reason = self.plan().reason
+        if reason is None:
+            reason, h = self._fused(x, h0, last_only, start)
             if h is not None:
                 return h
         if self.implementation == "fused":
             raise ValueError(not_fused(reason))
-        return self.plain_states(x, h0, last_only=last_only)
+        return self.plain_states(x, h0, last_only=last_only, start=start)
 
-    def _fused(self, x: Tensor, h0: Tensor, last_only: bool) -> tuple[str | None, Tensor | None]:
+    def _fused(
+        self, x: Tensor, h0: Tensor, last_only: bool, start: int
+    ) -> tuple[str | None, Tensor | None]:
         """Either the reason against the fused path, or the states."""
         device = x.device.type
-        lower = dtype_of_products(device)
-        with without_autocast(device):
-            part = {"x": x, **self._arguments(x, h0)}
-            if lower is not None:  # a and b are not: 0.99 is 0.988 in bfloat16
-                products = part.keys() - {"a", "b", "activation"}
-                part |= {k: part[k].to(lower) for k in products if part[k] is not None}
-            if reason := self.unsupported_reason(**part):
-                return reason, None
-            return None, self.fused_operation(**part, last_only=last_only, **self.fused_options)
+        if autocast_enabled(device):
+            lower = dtype_of_products(device)
+            with without_autocast(device):
+                return self._operate(x, h0, last_only, start, lower)
+        return self._operate(x, h0, last_only, start, None)
 
-    def plain_states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
+    def _operate(
+        self, x: Tensor, h0: Tensor, last_only: bool, start: int, lower: torch.dtype | None
+    ) -> tuple[str | None, Tensor | None]:
+        inputs = self.inputs(x, h0, self.recurrence(len(x), start))
+        if lower is not None:  # a and b are not: 0.99 is 0.988 in bfloat16
+            cast = {k: v.to(lower) for k, v in inputs._asdict().items() if v is not None}
+            inputs = inputs._replace(**{k: v for k, v in cast.items() if k not in ("a", "b")})
+        if reason := self.operation.reason_against(inputs):
+            return reason, None
+        options = Options(self.nonlinearity, last_only, self.recompute)
+        return None, self.operation.run(inputs, options)[0]
+
+    def plain_states(self, x: Tensor, h0: Tensor, *, last_only: bool, start: int = 0) -> Tensor:
         """`states` by plain operations, the reference."""
-        return self.plain_operation(x, **self._arguments(x, h0), last_only=last_only)
-
-    def _arguments(self, x: Tensor, h0: Tensor) -> dict[str, Any]:
-        weights = self.recurrence(len(x))._asdict()
-        return {"h0": h0, "activation": self.nonlinearity, **weights}
+        weights = self.recurrence(len(x), start)._asdict()
+        options = {"activation": self.nonlinearity, "last_only": last_only}
+        h: Tensor = type(self).reference(x, h0=h0, **weights, **options)
+        return h
 
 
 class Leaky(NamedTuple):
@@ -282,9 +376,8 @@ class LeakyCell(FusedCell):
         input_size, hidden_size, nonlinearity, implementation, time: see `FusedCell`.
     """
 
-    fused_operation = staticmethod(fused_scan)
-    plain_operation = staticmethod(scan_reference)
-    unsupported_reason = staticmethod(unsupported)
+    operation = LEAKY
+    reference = staticmethod(scan_reference)
 
     def __init__(
         self,
@@ -295,15 +388,25 @@ class LeakyCell(FusedCell):
         **options: Unpack[CellOptions],
     ) -> None:
         super().__init__(input_size, hidden_size, **options)
-        if recompute and self.implementation == "reference":
+        if boolean(recompute=recompute) and self.implementation == "reference":
             raise ValueError(
                 'recompute=True belongs to the fused path, and implementation="reference" has '
                 "none: leave one of them out"
             )
-        self.fused_options["recompute"] = recompute
+        self.recompute = recompute
 
-    def recurrence(self, T: int) -> Leaky:
+    def recurrence(self, T: int, start: int = 0) -> Leaky:
         raise NotImplementedError
+
+    def inputs(self, x: Tensor, h0: Tensor, weights: Leaky) -> LeakyInputs:
+        A, W, bias, a, b = weights
+        T, K = len(x), max(a.shape[-1] if a.dim() else 1, b.shape[-1] if b.dim() else 1)
+        return LeakyInputs(x, W, bias, A, a.expand(T, K), b.expand(T, K), h0)
+
+    def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+        A, W, bias, a, b = self.recurrence(1)
+        c = ACTIVATIONS[self.nonlinearity](torch.addmm(linear(x, W, bias), h, A.mT))
+        return (h * a).addcmul(c, b)
 
     def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
         weights = self.recurrence(len(x))._asdict()
@@ -328,12 +431,15 @@ class GatedCell(FusedCell):
         input_size, hidden_size, implementation, time: see `FusedCell`.
     """
 
-    fused_operation = staticmethod(gated_scan)
-    plain_operation = staticmethod(gated_scan_reference)
-    unsupported_reason = staticmethod(gated_unsupported)
+    operation = GATED
+    reference = staticmethod(gated_scan_reference)
 
-    def recurrence(self, T: int) -> Gated:
+    def recurrence(self, T: int, start: int = 0) -> Gated:
         raise NotImplementedError
+
+    def inputs(self, x: Tensor, h0: Tensor, weights: Gated) -> GatedInputs:
+        V, W, bias, p, q = weights
+        return GatedInputs(x, W, bias, V, p, q, h0)
 
     def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
         weights = self.recurrence(len(x))._asdict()
@@ -342,7 +448,7 @@ class GatedCell(FusedCell):
 
 def dtype_of_products(device: str) -> torch.dtype | None:
     """bfloat16 where autocast to it is on and a kernel multiplies in it, else None."""
-    if device != "cuda" or not torch.is_autocast_enabled(device):
+    if device != "cuda" or not autocast_enabled(device):
         return None
     asked = torch.get_autocast_dtype(device)
     return asked if asked == torch.bfloat16 else None

@@ -1,33 +1,40 @@
-"""The contract of torch.nn.RNN for any cell: layers, directions, batches, packed sequences."""
+"""The contract of torch.nn.RNN for any cell, with time steps of a stream."""
 
 from __future__ import annotations
 
 import copy
+import numbers
 import warnings
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
-from fixpoint._validation import at_least
+from fixpoint._validation import at_least, boolean
 from fixpoint.models._signature import ShowsAllOptions
-from fixpoint.models.rnn.base_cell import RecurrentCell
+from fixpoint.models.rnn.base_cell import RecurrentCell, Span
+from fixpoint.models.rnn.stack import Stack, States
+
+NO_STREAM = (
+    "a bidirectional layer needs the end of the sequence for its first output: build it with "
+    "bidirectional=False to step through a stream"
+)
 
 
 class StreamState(NamedTuple):
-    """What `Recurrent.step` needs of the time steps before.
+    """What a layer needs of the time steps before, for the next one or the next piece.
 
     hx: last states, (L, B, n), or (L, n) unbatched.
-    t: index of the next time step.
+    t: index of the next time step; 0 to begin again from these states.
     """
 
     hx: Tensor
     t: int
 
 
-class Recurrent(ShowsAllOptions, nn.Module):
+class Recurrent(Stack, ShowsAllOptions, nn.Module):
     """Layers and directions of one kind of cell, called like `torch.nn.RNN`.
 
     A subclass names its `cell_class`; its cells are the submodules l0, l0_reverse, l1, ...
@@ -45,16 +52,25 @@ class Recurrent(ShowsAllOptions, nn.Module):
 
     Inputs: x, hx
         x: (T, B, d), (B, T, d) with `batch_first`, (T, d) unbatched, or a `PackedSequence`.
-        hx: h_0, (D L, B, n), or (D L, n) unbatched; zeros if not given. Not modified.
+        hx: h_0, (D L, B, n), or (D L, n) unbatched; zeros if not given. Not modified. Or the
+            `StreamState` of the piece before: then one is returned. A layer with steps of their own
+            at each time index needs that to continue: it warns of a tensor, with which it begins
+            again at t = 0.
+        last_only: give the output of the last time step alone; see `last_output`.
 
     Outputs: output, h_n
         output: h_1 .. h_T of the last layer, (T, B, D n), (B, T, D n), (T, D n) or packed.
         h_n: last states, of the shape of hx.
 
+    Attributes:
+        l0, l0_reverse, l1, ...: the cells; each runs through `__call__`, so hooks of it run.
+        bias: whether there are biases. nonlinearity: that of the cells.
+
     Raises:
         ValueError: an unknown value or an invalid combination, when built; a wrong shape, when
             called.
-        TypeError: an unknown option, when built; a wrong dtype, when called.
+        TypeError: an unknown option, or a bias, batch_first or bidirectional other than a bool,
+            when built; a wrong dtype, when called.
 
     Example:
         >>> import torch
@@ -83,6 +99,8 @@ class Recurrent(ShowsAllOptions, nn.Module):
         self.input_size = at_least(1, input_size=input_size)
         self.hidden_size = at_least(1, hidden_size=hidden_size)
         self.num_layers = at_least(1, num_layers=num_layers)
+        if isinstance(dropout, bool) or not isinstance(dropout, numbers.Real):
+            raise TypeError(f"dropout must be a fraction between 0 and 1; got {dropout!r}")
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout must be a fraction between 0 and 1; got {dropout}")
         if dropout and num_layers == 1:
@@ -91,34 +109,102 @@ class Recurrent(ShowsAllOptions, nn.Module):
                 "num_layers=1",
                 stacklevel=2,
             )
-        self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
-        options["bias"] = bias
+        self.batch_first, self.dropout = boolean(batch_first=batch_first), float(dropout)
+        self.bidirectional = boolean(bidirectional=bidirectional)
+        options["bias"] = self.bias = boolean(bias=bias)
         if nonlinearity is not None:
             options["nonlinearity"] = nonlinearity
+        self._names: list[str] = []
         size = input_size
         for layer in range(num_layers):
-            for direction in self._directions:
+            for direction in ("", "_reverse")[: self._directions]:
                 cell = self.cell_class(size, hidden_size, **options)
-                self.add_module(f"l{layer}{direction}", cell)
+                self._names.append(f"l{layer}{direction}")
+                self.add_module(self._names[-1], cell)
                 options = copy.deepcopy(options)
-            size = hidden_size * len(self._directions)
+            size = hidden_size * self._directions
+        self.nonlinearity: str | None = getattr(cell, "nonlinearity", None)
+
+    def cells(self) -> list[Any]:
+        """The cells, layer by layer, the forward direction first."""
+        return [self._modules[name] for name in self._names]
 
     @property
-    def _directions(self) -> tuple[str, ...]:
-        return ("", "_reverse") if self.bidirectional else ("",)
+    def all_weights(self) -> list[list[Tensor]]:
+        """The parameters of each cell, as `torch.nn.RNN` lists them."""
+        return [list(cell.parameters()) for cell in self.cells()]
+
+    def flatten_parameters(self) -> None:
+        """Do nothing, as `torch.nn.RNN` does where cuDNN has no part."""
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters again, as the constructor does, also after `to_empty`."""
+        for cell in self.cells():
+            cell.reset_parameters()
 
     def forward(
-        self, x: Tensor | PackedSequence, hx: Tensor | None = None
-    ) -> tuple[Tensor | PackedSequence, Tensor]:
-        if isinstance(x, PackedSequence):
-            return self._packed(x, hx)
-        output, h_n = self._run(*self._time_first(x, hx))
-        return self._as_given(x, output), h_n.squeeze(1) if x.dim() == 2 else h_n
+        self,
+        x: Tensor | PackedSequence,
+        hx: Tensor | StreamState | None = None,
+        *,
+        last_only: bool = False,
+    ) -> tuple[Any, Any]:
+        states, first = self._start_of(hx)
+        if first and isinstance(x, PackedSequence):
+            self._check_lengths(x)
+        output, (h_n,) = self._run(x, states, first, last_only)
+        if isinstance(hx, StreamState):
+            return output, StreamState(h_n, first + self._steps(x))
+        return output, h_n
 
-    def last_output(self, x: Tensor, hx: Tensor | None = None) -> Tensor:
-        """The output of the last time step alone, (B, D n) or (D n,): cheaper than `forward`."""
-        last = self._run(*self._time_first(x, hx), last_only=True)[0]
-        return last.squeeze(0) if x.dim() == 2 else last
+    def last_output(
+        self, x: Tensor | PackedSequence, hx: Tensor | StreamState | None = None
+    ) -> Tensor:
+        """The output of the last time step alone, (B, D n) or (D n,): cheaper than `forward`.
+
+        That of a packed sequence is after the last step of each sample.
+        """
+        output: Tensor = self(x, hx, last_only=True)[0]
+        return output
+
+    def _start_of(self, hx: Tensor | StreamState | None) -> tuple[States | None, int]:
+        """The first states and the time index of the first step."""
+        if hx is None:
+            return None, 0
+        if isinstance(hx, StreamState):
+            if self.bidirectional:
+                raise ValueError(NO_STREAM)
+            return (hx.hx,), hx.t
+        own = self.cells()[0].timesteps
+        if own is not None:
+            warnings.warn(
+                f"{type(self).__name__} has steps of their own at each time index (timesteps="
+                f"{own}), and with a tensor hx begins again at t = 0: to continue a sequence pass "
+                "the StreamState of its part before (StreamState(hx, t) at first), and to "
+                "begin again StreamState(hx, 0)",
+                stacklevel=5,
+            )
+        return (hx,), 0
+
+    def _steps(self, x: Tensor | PackedSequence) -> int:
+        if isinstance(x, PackedSequence):
+            self._check_lengths(x)
+            return len(x.batch_sizes)
+        return x.shape[1 if self.batch_first and x.dim() == 3 else 0]
+
+    def _check_lengths(self, x: PackedSequence) -> None:
+        """A `StreamState` has one time index for all samples."""
+        if self.cells()[0].timesteps is not None and x.batch_sizes[0] != x.batch_sizes[-1]:
+            raise ValueError(
+                "a StreamState has one time index, so that the sequences of a packed piece must be "
+                "of one length where a layer has steps of their own at each time index"
+            )
+
+    def _direction(
+        self, layer: int, reverse: bool, x: Tensor, start: States, span: Span
+    ) -> tuple[Tensor, States]:
+        cell = self._modules[f"l{layer}_reverse" if reverse else f"l{layer}"]
+        return cell(x, start[0], span=span), ()  # type: ignore[misc]
 
     def step(self, x: Tensor, state: StreamState | None = None) -> tuple[Tensor, StreamState]:
         """One time step of a stream: the output that `forward` has at it, and the state after it.
@@ -143,122 +229,20 @@ class Recurrent(ShowsAllOptions, nn.Module):
             (torch.Size([5]), 4)
         """
         if self.bidirectional:
-            raise ValueError(
-                "a bidirectional layer needs the end of the sequence for its first output: build "
-                "it with bidirectional=False to step through a stream"
-            )
-        t, states = 0 if state is None else state.t, []
-        for layer in range(self.num_layers):
-            cell: RecurrentCell = getattr(self, f"l{layer}")
-            x = cell.at_time(t, x, None if state is None else state.hx[layer])
+            raise ValueError(NO_STREAM)
+        t, hx = (0, None) if state is None else (state.t, state.hx)
+        own = self.cells()[0].timesteps is not None
+        states = []
+        for layer, cell in enumerate(self.cells()):
+            h = None if hx is None else hx[layer]
+            x = cell(x, h, t=t) if own else cell(x, h)
             states.append(x)
             if self.dropout and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
         return x, StreamState(torch.stack(states), t + 1)
-
-    def _time_first(self, x: Tensor, hx: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """x as (T, B, d) and hx as (D L, B, n), after a check."""
-        self._check(x, hx, batch_first=self.batch_first)
-        if x.dim() == 2:
-            return x.unsqueeze(1), None if hx is None else hx.unsqueeze(1)
-        return x.transpose(0, 1) if self.batch_first else x, hx
-
-    def _as_given(self, x: Tensor, output: Tensor) -> Tensor:
-        """The output, (T, B, D n), in the layout of x."""
-        if x.dim() == 2:
-            return output.squeeze(1)
-        return output.transpose(0, 1) if self.batch_first else output
-
-    def _packed(self, x: PackedSequence, hx: Tensor | None) -> tuple[PackedSequence, Tensor]:
-        in_order = x._replace(sorted_indices=None, unsorted_indices=None)
-        padded, lengths = pad_packed_sequence(in_order)
-        self._check(padded, hx, batch_first=False)
-        if hx is not None and x.sorted_indices is not None:
-            hx = hx.index_select(1, x.sorted_indices)
-        output, h_n = self._run(padded, hx, lengths.to(padded.device))
-        if x.unsorted_indices is not None:
-            h_n = h_n.index_select(1, x.unsorted_indices)
-        return x._replace(data=pack_padded_sequence(output, lengths).data), h_n
-
-    def _run(
-        self,
-        x: Tensor,
-        hx: Tensor | None,
-        lengths: Tensor | None = None,
-        *,
-        last_only: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """All layers on x, (T, B, d); sequences end after `lengths`, (B,), or all after T.
-
-        With last_only the output is that of the last step, (B, D n).
-        """
-        T, B, _ = x.shape
-        backwards = None if lengths is None else _backwards(T, lengths)
-        last: list[Tensor] = []
-        for layer in range(self.num_layers):
-            top = layer == self.num_layers - 1
-            no_output = last_only and top and not self.bidirectional
-            outputs = []
-            for direction in self._directions:
-                h0 = x.new_zeros(B, self.hidden_size) if hx is None else hx[len(last)]
-                cell: RecurrentCell = getattr(self, f"l{layer}{direction}")
-                seen = _reverse(x, backwards) if direction else x
-                states = cell.sequence(seen, h0, last_only=no_output)
-                last.append(states if no_output else _last(states, lengths))
-                outputs.append(_reverse(states, backwards) if direction else states)
-            x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
-            if self.dropout and not top:
-                x = F.dropout(x, self.dropout, self.training)
-        return (x[-1] if last_only and not no_output else x), torch.stack(last)
-
-    def _check(self, x: Tensor, hx: Tensor | None, *, batch_first: bool) -> None:
-        layout = "(B, T, d)" if batch_first else "(T, B, d)"
-        if x.dim() not in (2, 3):
-            raise ValueError(f"x must be {layout}, or (T, d) unbatched; got {tuple(x.shape)}")
-        if x.shape[-1] != self.input_size:
-            raise ValueError(
-                f"x must have input_size={self.input_size} features last; got {tuple(x.shape)}: "
-                f"transpose x to {layout}, or build the layer with input_size={x.shape[-1]}"
-            )
-        time = 1 if batch_first and x.dim() == 3 else 0
-        if x.shape[time] == 0:
-            raise ValueError(f"x must have at least one time step; got {tuple(x.shape)}")
-        autocast = torch.is_autocast_enabled(x.device.type)
-        dtype = next(self.parameters()).dtype
-        if x.dtype != dtype and not autocast:
-            raise TypeError(
-                f"x must have the dtype of the layer, {dtype}; got {x.dtype}: convert x by "
-                "x.to(...), or the layer by layer.to(...)"
-            )
-        if hx is None:
-            return
-        batch = () if x.dim() == 2 else (x.shape[1 - time],)
-        expected = (self.num_layers * len(self._directions), *batch, self.hidden_size)
-        if tuple(hx.shape) != expected:
-            raise ValueError(f"hx must be {expected}; got {tuple(hx.shape)}")
-        if hx.dtype != x.dtype and not autocast:
-            raise TypeError(f"hx must have the dtype of x, {x.dtype}; got {hx.dtype}: convert it")
 
     def extra_repr(self) -> str:
         parts = [f"{self.input_size}, {self.hidden_size}"]
         defaults = {"num_layers": 1, "batch_first": False, "dropout": 0.0, "bidirectional": False}
         parts += [f"{k}={getattr(self, k)}" for k, v in defaults.items() if getattr(self, k) != v]
         return ", ".join(parts)
-
-
-def _backwards(T: int, lengths: Tensor) -> Tensor:
-    """Which time step comes at each place of a sequence read backwards, (T, B)."""
-    steps = torch.arange(T, device=lengths.device).unsqueeze(1)
-    return torch.where(steps < lengths, lengths - 1 - steps, steps)
-
-
-def _reverse(x: Tensor, steps: Tensor | None) -> Tensor:
-    """x, (T, B, d), read backwards: whole, or with the time steps of each sample in that order."""
-    return x.flip(0) if steps is None else x.take_along_dim(steps.unsqueeze(2), 0)
-
-
-def _last(states: Tensor, lengths: Tensor | None) -> Tensor:
-    """The state at the end of each sequence, (B, n)."""
-    if lengths is None:
-        return states[-1]
-    return states[lengths - 1, torch.arange(states.shape[1], device=states.device)]

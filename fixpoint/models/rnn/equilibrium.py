@@ -5,25 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fixpoint._torch import is_exporting, outside_graph
+from fixpoint._torch import (
+    autocast_enabled,
+    inside_dispatch_mode,
+    is_exporting,
+    outside_graph,
+)
 from fixpoint.backward import Backward, Implicit
 from fixpoint.fixed_point import FixedPoint
-from fixpoint.models.maps import EquilibriumMap, ManifoldMap
+from fixpoint.models._parameters import first_parameter
+from fixpoint.models.maps import EquilibriumMap, ManifoldMap, SelfFeedback
 from fixpoint.models.ops.common.activations import ACTIVATIONS
-from fixpoint.models.ops.common.dispatch import without_autocast
+from fixpoint.models.ops.common.dispatch import needs_a_closer_look, without_autocast
 from fixpoint.models.ops.equilibrium.arguments import MAX_SIZE_ON_CUDA, Inputs, Method
-from fixpoint.models.ops.equilibrium.autograd import equilibrium_scan, unsupported
+from fixpoint.models.ops.equilibrium.autograd import run_equilibrium_scan, unsupported
 from fixpoint.models.ops.equilibrium.results import as_solution
-from fixpoint.models.ops.equilibrium.settings import too_many_units, unsupported_method
+from fixpoint.models.ops.equilibrium.settings import unsupported_method
 from fixpoint.models.rnn.scan import Trajectory, mask_nonfinite, mask_trajectory
 
 
 def why_not_fused(phi: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
     """Why no input takes the fused equilibrium scan, or None where some do."""
-    if _is_manifold(phi):
+    if is_manifold(phi):
         exact = fixed_point.solver.has_tolerance and isinstance(fixed_point.backward, Implicit)
         return None if exact else "ManifoldMap is solved for all time steps at once with Implicit()"
-    device = next(phi.parameters()).device
+    device = first_parameter(phi).device
     backward = _backward_here(fixed_point, device)
     if reason := unsupported_method(fixed_point.solver, backward, device):
         return reason
@@ -35,41 +41,47 @@ def why_not_fused(phi: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
     return None
 
 
+def method_of(phi: EquilibriumMap, fixed_point: FixedPoint, device: torch.device) -> Method:
+    """How the fused scan solves and differentiates, where `why_not_fused` gives no reason."""
+    backward = _backward_here(fixed_point, device)
+    return Method(phi.nonlinearity, fixed_point.solver, backward)  # type: ignore[arg-type]
+
+
 def fused_trajectory(
-    phi: EquilibriumMap, fixed_point: FixedPoint, x: Tensor, h0: Tensor
+    phi: EquilibriumMap, fixed_point: FixedPoint, method: Method, x: Tensor, h0: Tensor
 ) -> tuple[str | None, Trajectory | None]:
-    """Either the reason against the fused path, or the same as `scan`.
+    """Either the reason against the fused path for these tensors, or the same as `scan`.
 
     torch.compile leaves it out of its graph as a whole, not each time step's solve.
     """
-    whole = not fixed_point.backward.compiles(fixed_point.solver)
-    if whole and torch.compiler.is_compiling() and not is_exporting():
-        return outside_graph(_fused_trajectory, phi, fixed_point, x, h0)
-    return _fused_trajectory(phi, fixed_point, x, h0)
+    compiling = torch.compiler.is_compiling() and not is_exporting()
+    if compiling and not fixed_point.backward.compiles(fixed_point.solver):
+        return outside_graph(_fused_trajectory, phi, fixed_point, method, x, h0)
+    return _fused_trajectory(phi, fixed_point, method, x, h0)
 
 
 def _fused_trajectory(
-    phi: EquilibriumMap, fixed_point: FixedPoint, x: Tensor, h0: Tensor
+    phi: EquilibriumMap, fixed_point: FixedPoint, method: Method, x: Tensor, h0: Tensor
 ) -> tuple[str | None, Trajectory | None]:
-    if isinstance(phi, ManifoldMap) and _is_manifold(phi):
-        reason = why_not_fused(phi, fixed_point)
-        return reason, None if reason else _manifold_trajectory(phi, fixed_point, x, h0)
-    weights, device = phi.as_self_feedback(), x.device.type
-    if weights is None:
-        return why_not_fused(phi, fixed_point), None
-    with without_autocast(device):
-        U, V, W, b = weights
-        x, h0, good = mask_nonfinite(x, h0)
-        inputs = Inputs(x, W, b, U, V, h0)
-        if reason := unsupported(activation=phi.nonlinearity, **inputs._asdict()):
-            return reason, None
-        backward = _backward_here(fixed_point, x.device)
-        method = Method(phi.nonlinearity, fixed_point.solver, backward)  # type: ignore[arg-type]
-        if reason := too_many_units(method, inputs):
-            return reason, None
-        output, end = equilibrium_scan(inputs, method)
-    linearizations = int(fixed_point.solver.needs_derivatives)
-    solution = as_solution(output, end, linearizations=linearizations)
+    if is_manifold(phi):
+        return None, phi(read=lambda own: _manifold_trajectory(own, fixed_point, x, h0))
+    weights: SelfFeedback = phi(read=lambda own: own.as_self_feedback())
+    if autocast_enabled(x.device.type):
+        with without_autocast(x.device.type):
+            return _run(weights, fixed_point, method, x, h0)
+    return _run(weights, fixed_point, method, x, h0)
+
+
+def _run(
+    weights: SelfFeedback, fixed_point: FixedPoint, method: Method, x: Tensor, h0: Tensor
+) -> tuple[str | None, Trajectory | None]:
+    x, h0, good = mask_nonfinite(x, h0)
+    inputs = Inputs(x, weights.W, weights.b, weights.U, weights.V, h0)
+    closer = not x.is_cpu or inside_dispatch_mode() or needs_a_closer_look(x.dtype, inputs)
+    if closer and (reason := unsupported(activation=method.activation, **inputs._asdict())):
+        return reason, None
+    output, end = run_equilibrium_scan(inputs, method)
+    solution = as_solution(output, end)
     fixed_point.non_convergence.check(solution)
     return None, mask_trajectory(output, good, *end[:3], solution.evaluations)
 
@@ -82,7 +94,7 @@ def _backward_here(fixed_point: FixedPoint, device: torch.device) -> Backward:
     return Implicit()
 
 
-def _is_manifold(phi: EquilibriumMap) -> bool:
+def is_manifold(phi: EquilibriumMap) -> bool:
     """Whether phi is that of `ManifoldMap`: a subclass may have another."""
     return getattr(type(phi), "bind", None) is ManifoldMap.bind
 

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+from torch.nn.utils.rnn import PackedSequence
 
 from fixpoint._messages import unknown_name
+from fixpoint._torch import has_values
+from fixpoint._validation import at_least
 from fixpoint.backward import Backward, Implicit, Unrolled
 from fixpoint.fixed_point import FixedPoint
+from fixpoint.models._parameters import first_parameter
 from fixpoint.models.maps import CELLS, EquilibriumMap, JordanMap
-from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, not_fused
-from fixpoint.models.rnn.base_layer import Recurrent
-from fixpoint.models.rnn.equilibrium import fused_trajectory, why_not_fused
+from fixpoint.models.ops.common.plan import CallPlan, make_plan
+from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, RecurrentCell, not_fused
+from fixpoint.models.rnn.base_layer import Recurrent, StreamState
+from fixpoint.models.rnn.equilibrium import (
+    fused_trajectory,
+    is_manifold,
+    method_of,
+    why_not_fused,
+)
 from fixpoint.models.rnn.parallel import ParallelForm
 from fixpoint.models.rnn.scan import Trajectory, check_compatible, scan
 from fixpoint.sequence import LeakyJacobian
 from fixpoint.sequence.jacobians import MAX_DENSE
-from fixpoint.solvers import InexactNewton, IterativeSolver, Solver, make_solver
+from fixpoint.solvers import InexactNewton, IterativeSolver, Picard, Solver, make_solver
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class ERNNCell(LeakyCell):
@@ -31,9 +46,9 @@ class ERNNCell(LeakyCell):
     With so few small steps the state is far from equilibrium; see `JordanMap`. A fused path
     applies to this solver, unrolled whole, with the Jordan cell, or with any cell for K = 1; and
     to the self-feedback, identity-feedback and linear cells, where numba is installed: solved to a
-    tolerance by `Picard`, `InexactNewton`, `Anderson`, `Broyden` or `Newton` with `Implicit`, and
-    in any updates of `Picard` or `InexactNewton` with `Unrolled()`. Under torch.no_grad, solves by
-    these to a tolerance are fused with any backward.
+    tolerance by `Picard`, `InexactNewton`, `Anderson` or `Broyden` with `Implicit`, and in any
+    updates of `Picard` or `InexactNewton` with `Unrolled()`. Under torch.no_grad, solves by these
+    to a tolerance are fused with any backward.
 
     Args:
         input_size: features d of x_t.
@@ -49,7 +64,7 @@ class ERNNCell(LeakyCell):
         rank: rank of U, Jordan cell only; None for a full U, 0 for none.
         solver: a solver or its name; `InexactNewton(max_iter, timesteps=timesteps)` if not given.
         backward: `Unrolled()` if not given.
-        implementation, time: see `RecurrentCell`.
+        implementation, time, device, dtype: see `RecurrentCell`.
         recompute: see `LeakyCell`.
 
     Attributes:
@@ -89,11 +104,15 @@ class ERNNCell(LeakyCell):
         implementation: str = "auto",
         recompute: bool = False,
         time: str = "sequential",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        where: Any = {"device": device, "dtype": dtype}
         if isinstance(cell, EquilibriumMap):
             phi = _own_cell(cell, input_size, hidden_size, nonlinearity, rank)
+            phi = _placed(phi, where)
         else:
-            phi = _make_cell(cell, input_size, hidden_size, nonlinearity, bias, rank)
+            phi = _make_cell(cell, input_size, hidden_size, nonlinearity, bias, rank, where)
         if solver is None:
             solver = InexactNewton(max_iter, timesteps=timesteps)
         elif max_iter != 1 or timesteps is not None:
@@ -110,8 +129,11 @@ class ERNNCell(LeakyCell):
             implementation=implementation,
             recompute=recompute,
             time=time,
+            **where,
         )
-        self.cell, self.fixed_point = phi, fixed_point
+        self.cell: EquilibriumMap = phi
+        self.fixed_point: FixedPoint = _placed(fixed_point, where)
+        self._planned: tuple[Any, ...] = ()
         reason = self._why_not_leaky() if recompute else self.no_fused_path()
         if (recompute or implementation == "fused") and reason:
             raise ValueError(not_fused(reason))
@@ -156,11 +178,39 @@ class ERNNCell(LeakyCell):
         steps = eta.unsqueeze(1).expand(-1, x.shape[1], -1)
         return ParallelForm(step, (x, steps), LeakyJacobian((1 - eta).prod(1)))
 
-    def no_fused_path(self) -> str | None:
+    def reset_parameters(self) -> None:
+        """Draw all parameters again, and put the steps of the solver to their first values."""
+        super().reset_parameters()
+        reset = getattr(self.fixed_point.solver, "reset_parameters", None)
+        if reset is not None:
+            reset()
+
+    @property
+    def timesteps(self) -> int | None:
+        """T where the solver has steps of their own at each time index."""
+        return getattr(self.fixed_point.solver, "timesteps", None)
+
+    def plan(self) -> CallPlan:
+        fixed_point = self.fixed_point
+        if torch.compiler.is_compiling():
+            return self.make_plan(first_parameter(self).device)
+        now = fixed_point.solver, fixed_point.backward, torch.is_grad_enabled()
+        if not self._planned or any(a is not b for a, b in zip(now, self._planned, strict=True)):
+            self._plans.clear()  # another solver or backward was set
+            self._planned = now
+        return super().plan()
+
+    def make_plan(self, device: torch.device) -> CallPlan:
         leaky, equilibrium = self._why_not_leaky(), self._why_not_equilibrium()
-        if leaky is None or equilibrium is None:
-            return None
-        return f"{leaky}; as an equilibrium, {equilibrium}"
+        if leaky is None:
+            return make_plan("leaky", None, self.hidden_size, device)
+        if equilibrium is not None:
+            reason = f"{leaky}; as an equilibrium, {equilibrium}"
+            return make_plan("", reason, self.hidden_size, device)
+        path = "manifold" if is_manifold(self.cell) else "equilibrium"
+        plan = make_plan(path, None, self.hidden_size, device)
+        method = method_of(self.cell, self.fixed_point, device)
+        return plan._replace(method=method) if plan.fused else plan
 
     def _why_not_leaky(self) -> str | None:
         return _why_not_leaky(self.cell, self.fixed_point)
@@ -168,41 +218,57 @@ class ERNNCell(LeakyCell):
     def _why_not_equilibrium(self) -> str | None:
         return why_not_fused(self.cell, self.fixed_point)
 
-    def recurrence(self, T: int) -> Leaky:
-        solver, weights = self.fixed_point.solver, self.cell.as_leaky_step()
+    def recurrence(self, T: int, start: int = 0) -> Leaky:
+        solver = self.fixed_point.solver
+        weights: Any = self.cell(read=lambda phi: phi.as_leaky_step())
         if not isinstance(solver, InexactNewton) or weights is None:
             raise ValueError(f"the layer is not a leaky recurrence: {self.no_fused_path()}")
-        eta = solver.steps_until(T)
-        return Leaky(*weights, 1 - eta, eta)
+        eta = solver.steps_until(start + T)
+        if start and solver.timesteps is not None:
+            eta = eta[start:]
+        A, W, b = weights
+        return Leaky(A, W, b, 1 - eta, eta)
 
-    def _fused(self, x: Tensor, h0: Tensor, last_only: bool) -> tuple[str | None, Tensor | None]:
-        if self._why_not_leaky() is None:
-            return super()._fused(x, h0, last_only)
-        reason, path = fused_trajectory(self.cell, self.fixed_point, x, h0)
+    def _fused(
+        self, x: Tensor, h0: Tensor, last_only: bool, start: int
+    ) -> tuple[str | None, Tensor | None]:
+        plan = self.plan()
+        if plan.method is None:
+            return super()._fused(x, h0, last_only, start)
+        method = plan.method._replace(start=start) if start else plan.method
+        reason, path = fused_trajectory(self.cell, self.fixed_point, method, x, h0)
         if path is None:
             return reason, None
         return None, path.h_n if last_only else path.output
 
-    def trajectory(self, x: Tensor, h0: Tensor | None = None) -> Trajectory:
+    def trajectory(self, x: Tensor, h0: Tensor | None = None, *, start: int = 0) -> Trajectory:
         """All states of x, (T, B, d), and how each was solved; see `scan`."""
-        if self.implementation != "reference" and self._why_not_equilibrium() is None:
+        plan = self.plan()
+        if self.implementation != "reference" and plan.method is not None:
             h = x.new_zeros(x.shape[1], self.hidden_size) if h0 is None else h0
-            path = fused_trajectory(self.cell, self.fixed_point, x, h)[1]
+            method = plan.method._replace(start=start)
+            path = fused_trajectory(self.cell, self.fixed_point, method, x, h)[1]
             if path is not None:
                 return path
-        return scan(self.cell, self.fixed_point, x, h0)
+        return scan(self.cell, self.fixed_point, x, h0, start=start)
 
-    def plain_states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
-        path = scan(self.cell, self.fixed_point, x, h0)
+    def plain_states(self, x: Tensor, h0: Tensor, *, last_only: bool, start: int = 0) -> Tensor:
+        fixed_point = self.fixed_point
+        if fixed_point.solver.has_tolerance and not has_values(x):
+            # When a solve ends depends on values: one update has its shapes and its graph.
+            fixed_point = FixedPoint(Picard(max_iter=1, rtol=0.0, atol=0.0), Unrolled())
+        path = scan(self.cell, fixed_point, x, h0, start=start)
         return path.h_n if last_only else path.output
 
-    def forward(self, x: Tensor, hx: Tensor | None = None, *, t: int | None = None) -> Tensor:
-        rows, h = self.rows(x, hx)
-        path = scan(self.cell, self.fixed_point, rows.unsqueeze(0), h, start=t)
-        return path.h_n.reshape(*x.shape[:-1], self.hidden_size)
-
-    def at_time(self, t: int, x: Tensor, hx: Tensor | None = None) -> Tensor:
-        h: Tensor = self(x, hx, t=t)
+    def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+        plan, solver = self.plan(), self.fixed_point.solver
+        if plan.path != "leaky" or not isinstance(solver, InexactNewton):
+            if isinstance(solver, InexactNewton):
+                solver.steps(t)  # which says that it needs its time index
+            return RecurrentCell.single_step(self, x, h, t)
+        past = h
+        for eta in solver.steps(t).unbind():
+            h = torch.lerp(h, self.cell(h, past, x), eta)
         return h
 
 
@@ -238,21 +304,79 @@ class ERNN(Recurrent):
     def _first(self) -> ERNNCell:
         return cast(ERNNCell, self.l0)
 
-    def trajectory(self, x: Tensor, hx: Tensor | None = None) -> Trajectory:
+    def trajectory(self, x: Tensor, hx: Tensor | StreamState | None = None) -> Trajectory:
         """The outputs in the layout of `forward` together with how each step was solved.
 
         Raises:
             ValueError: the layer has several layers or directions.
+            TypeError: x is packed.
         """
         if self.num_layers > 1 or self.bidirectional:
             raise ValueError(
                 "trajectory follows one layer in one direction: call it on an ERNN with "
                 "num_layers=1 and bidirectional=False"
             )
-        time_first, start = self._time_first(x, hx)
-        path = self._first.trajectory(time_first, None if start is None else start[0])
+        if isinstance(x, PackedSequence):
+            raise TypeError("trajectory takes a tensor; unpack x by pad_packed_sequence")
+        start, first = self._start_of(hx)
+        time_first, states = self._time_first(x, start)
+        h0 = None if states is None else states[0][0]
+        path = self._first.trajectory(time_first, h0, start=first)
         h_n = path.h_n if x.dim() == 2 else path.h_n.unsqueeze(0)
         return path._replace(output=self._as_given(x, path.output), h_n=h_n)
+
+    def grow_steps(self, timesteps: int) -> None:
+        """Give eta so many time steps: new ones have the value of the last, further ones go.
+
+        eta is a new parameter afterwards: make the optimizer after it.
+
+        Raises:
+            ValueError: the layer has no steps of their own at each time index.
+        """
+        at_least(1, timesteps=timesteps)
+
+        def grow(eta: Tensor) -> Tensor:
+            return eta[torch.arange(timesteps, device=eta.device).clamp(max=len(eta) - 1)]
+
+        self._set_steps(timesteps, grow)
+
+    def resample_steps(self, timesteps: int) -> None:
+        """Give eta so many time steps, its course stretched over them by linear interpolation.
+
+        For sequences sampled at another rate. eta is a new parameter afterwards: make the optimizer
+        after it.
+
+        Raises:
+            ValueError: the layer has no steps of their own at each time index.
+        """
+        at_least(1, timesteps=timesteps)
+
+        def resample(eta: Tensor) -> Tensor:
+            course = eta.t().unsqueeze(0)
+            return interpolate(course, timesteps, mode="linear", align_corners=True)[0].t()
+
+        self._set_steps(timesteps, resample)
+
+    @torch.no_grad()
+    def _set_steps(self, timesteps: int, change: Callable[[Tensor], Tensor]) -> None:
+        for cell in self.cells():
+            solver = cell.fixed_point.solver
+            if not isinstance(solver, InexactNewton) or solver.timesteps is None:
+                raise ValueError(
+                    "the layer has no steps of their own at each time index: build it with "
+                    "timesteps=..., or leave the length of its sequences free as it is"
+                )
+            solver.first_eta = change(solver.first_eta).contiguous()
+            eta = change(solver.eta).clone(memory_format=torch.contiguous_format)
+            if solver.learn:
+                solver.eta = nn.Parameter(eta, requires_grad=solver.eta.requires_grad)
+            else:
+                solver.eta = eta
+            solver.timesteps = timesteps
+
+
+def _placed(module: M, where: dict[str, Any]) -> M:
+    return module if where == {"device": None, "dtype": None} else module.to(**where)
 
 
 def _why_not_leaky(cell: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
@@ -277,14 +401,16 @@ def _make_cell(
     nonlinearity: str | None,
     bias: bool,
     rank: int | None,
+    where: Any,
 ) -> EquilibriumMap:
     if name not in CELLS:
         raise ValueError(unknown_name("cell", name, CELLS))
+    options: Any = {"nonlinearity": nonlinearity, "bias": bias, **where}
     if rank is None:
-        return CELLS[name](input_size, hidden_size, nonlinearity=nonlinearity, bias=bias)
+        return CELLS[name](input_size, hidden_size, **options)
     if name != "jordan":
         raise ValueError(f"the {name} cell has no rank; leave it out")
-    return JordanMap(input_size, hidden_size, nonlinearity=nonlinearity, bias=bias, rank=rank)
+    return JordanMap(input_size, hidden_size, rank=rank, **options)
 
 
 def _own_cell(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fixpoint._validation import at_least
+from fixpoint.models._parameters import Resettable, Start
 from fixpoint.models.rnn.base_cell import RecurrentCell
 from fixpoint.models.rnn.base_layer import Recurrent
 
@@ -30,7 +32,7 @@ class EURNNCell(RecurrentCell):
     turns pairs 2^l apart, for l = 0 .. log2(n) - 1, which reaches every unit from every other.
 
     Args:
-        input_size, hidden_size, time: see `RecurrentCell`; "fft" needs a power of 2.
+        input_size, hidden_size, time, device, dtype: see `RecurrentCell`; "fft" needs a power of 2.
         style: "tunable" or "fft".
         capacity: L of the tunable style.
         bias: have b, in modReLU.
@@ -48,6 +50,9 @@ class EURNNCell(RecurrentCell):
         torch.Size([2, 6])
     """
 
+    W: Tensor
+    b: Tensor | None
+
     def __init__(
         self,
         input_size: int,
@@ -57,29 +62,28 @@ class EURNNCell(RecurrentCell):
         capacity: int = 2,
         bias: bool = True,
         time: str = "sequential",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, implementation="reference", time=time)
-        self.style = style
-        self._firsts, self._seconds = [], []
-        for first, second in _pairs(hidden_size, style, at_least(1, capacity=capacity)):
-            self._firsts.append(first)
-            self._seconds.append(second)
-        self.angles = nn.ParameterList(
-            nn.Parameter(torch.empty(len(first)).uniform_(-math.pi, math.pi))
-            for first in self._firsts
-        )
-        self.W = nn.Parameter(torch.empty(hidden_size, input_size).uniform_(-0.01, 0.01))
-        self.b = nn.Parameter(torch.zeros(hidden_size)) if bias else None
+        where: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(input_size, hidden_size, implementation="reference", time=time, **where)
+        self.style, self.capacity = style, at_least(1, capacity=capacity)
+        counts = [len(first) for first, _ in _pairs(hidden_size, style, capacity)]
+        self.angles = Angles(counts, **self._where)
+        self.new_parameter("W", hidden_size, input_size, start=_uniform(0.01))
+        self.new_bias("b", hidden_size, start=nn.init.zeros_, bias=bias)
 
     def transition(self) -> Tensor:
         """F, (n, n)."""
-        M = torch.eye(self.hidden_size, dtype=self.W.dtype, device=self.W.device)
-        for angle, first, second in zip(self.angles, self._firsts, self._seconds, strict=True):
+        where = self.W.device
+        M = torch.eye(self.hidden_size, dtype=self.W.dtype, device=where)
+        pairs = _pairs(self.hidden_size, self.style, self.capacity, where)
+        for angle, (first, second) in zip(self.angles(), pairs, strict=True):
             # Columns first, second of M times the rotation: M F_l.
             c, s = angle.cos(), angle.sin()
             a, b = M[:, first], M[:, second]
-            M = M.index_copy(1, first.to(M.device), a * c + b * s)
-            M = M.index_copy(1, second.to(M.device), b * c - a * s)
+            M = M.index_copy(1, first, a * c + b * s)
+            M = M.index_copy(1, second, b * c - a * s)
         return M
 
     def states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
@@ -91,9 +95,31 @@ class EURNNCell(RecurrentCell):
         return h if last_only else torch.stack(states)
 
 
-def _pairs(n: int, style: str, capacity: int) -> list[tuple[Tensor, Tensor]]:
+class Angles(Resettable):
+    """The angles of each layer of rotations, named 0, 1, ...; called, it gives them all."""
+
+    def __init__(self, counts: list[int], **where: Any) -> None:
+        super().__init__(**where)
+        for i, count in enumerate(counts):
+            self.new_parameter(str(i), count, start=_uniform(math.pi))
+
+    def forward(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self._starts]
+
+    def __getitem__(self, layer: int) -> Tensor:
+        angle: Tensor = getattr(self, str(layer))
+        return angle
+
+
+def _uniform(size: float) -> Start:
+    return partial(nn.init.uniform_, a=-size, b=size)
+
+
+def _pairs(
+    n: int, style: str, capacity: int, device: torch.device | str = "cpu"
+) -> list[tuple[Tensor, Tensor]]:
     """The two units of each pair, layer by layer."""
-    units = torch.arange(n)
+    units = torch.arange(n, device=device)
     if style == "tunable":
         layers = []
         for layer in range(capacity):

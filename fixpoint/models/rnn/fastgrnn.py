@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
+from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.rnn.base_cell import CellOptions, Gated, GatedCell
 from fixpoint.models.rnn.base_layer import Recurrent
 from fixpoint.models.rnn.low_rank import Weight
@@ -40,6 +43,11 @@ class FastGRNNCell(GatedCell):
         torch.Size([2, 5])
     """
 
+    b_z: Tensor | None
+    b_h: Tensor | None
+    zeta: Tensor
+    nu: Tensor
+
     def __init__(
         self,
         input_size: int,
@@ -50,16 +58,24 @@ class FastGRNNCell(GatedCell):
         **options: Unpack[CellOptions],
     ) -> None:
         super().__init__(input_size, hidden_size, **options)
-        self.W = Weight(hidden_size, input_size, rank)
-        self.V = Weight(hidden_size, hidden_size, rank)
-        self.b_z = nn.Parameter(torch.ones(hidden_size)) if bias else None
-        self.b_h = nn.Parameter(torch.ones(hidden_size)) if bias else None
-        self.zeta = nn.Parameter(torch.tensor(1.0))
-        self.nu = nn.Parameter(torch.tensor(-4.0))
+        self.W = Weight(hidden_size, input_size, rank, **self._where)
+        self.V = Weight(hidden_size, hidden_size, rank, **self._where)
+        self.new_bias("b_z", hidden_size, start=nn.init.ones_, bias=bias)
+        self.new_bias("b_h", hidden_size, start=nn.init.ones_, bias=bias)
+        self.new_parameter("zeta", start=nn.init.ones_)
+        self.new_parameter("nu", start=partial(nn.init.constant_, val=-4.0))
 
-    def recurrence(self, T: int) -> Gated:
+    def recurrence(self, T: int, start: int = 0) -> Gated:
         bias = None if self.b_z is None or self.b_h is None else torch.cat([self.b_z, self.b_h])
         return Gated(self.V(), self.W(), bias, self.zeta.sigmoid(), self.nu.sigmoid())
+
+    def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+        gate = candidate = torch.addmm(linear(x, self.W()), h, self.V().mT)
+        if self.b_z is not None and self.b_h is not None:
+            gate, candidate = gate + self.b_z, candidate + self.b_h
+        z, c = gate.sigmoid(), ACTIVATIONS[self.nonlinearity](candidate)
+        p, q = self.zeta.sigmoid(), self.nu.sigmoid()
+        return torch.addcmul(z * h, torch.addcmul(p + q, p, z, value=-1), c)
 
 
 class FastGRNN(Recurrent):

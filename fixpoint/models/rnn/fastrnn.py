@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, LeakyOptions
 from fixpoint.models.rnn.base_layer import Recurrent
@@ -20,7 +20,7 @@ class FastRNNCell(LeakyCell):
 
     Args:
         input_size, hidden_size, nonlinearity, implementation, recompute, time: see `LeakyCell`.
-        bias: have b.
+        bias: have b, 0 at the start; 1 in the authors' code.
         rank: rank of W and V, each full where None or no less than a side.
 
     Attributes:
@@ -36,6 +36,10 @@ class FastRNNCell(LeakyCell):
         torch.Size([2, 5])
     """
 
+    b: Tensor | None
+    alpha: Tensor
+    beta: Tensor
+
     def __init__(
         self,
         input_size: int,
@@ -46,13 +50,13 @@ class FastRNNCell(LeakyCell):
         **options: Unpack[LeakyOptions],
     ) -> None:
         super().__init__(input_size, hidden_size, **options)
-        self.W = Weight(hidden_size, input_size, rank)
-        self.V = Weight(hidden_size, hidden_size, rank)
-        self.b = nn.Parameter(torch.zeros(hidden_size)) if bias else None
-        self.alpha = nn.Parameter(torch.tensor(-3.0))
-        self.beta = nn.Parameter(torch.tensor(3.0))
+        self.W = Weight(hidden_size, input_size, rank, **self._where)
+        self.V = Weight(hidden_size, hidden_size, rank, **self._where)
+        self.new_bias("b", hidden_size, start=nn.init.zeros_, bias=bias)
+        self.new_parameter("alpha", start=partial(nn.init.constant_, val=-3.0))
+        self.new_parameter("beta", start=partial(nn.init.constant_, val=3.0))
 
-    def recurrence(self, T: int) -> Leaky:
+    def recurrence(self, T: int, start: int = 0) -> Leaky:
         return Leaky(self.V(), self.W(), self.b, self.beta.sigmoid(), self.alpha.sigmoid())
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fixpoint._validation import at_least
+from fixpoint.models._parameters import Resettable, small_normal_
 
 
-class Weight(nn.Module):
+class Weight(Resettable):
     """A matrix, (rows, columns), full or the product of two factors of rank r.
 
     It is full where rank is None or no less than a side, which would save nothing. Entries are
@@ -18,16 +19,28 @@ class Weight(nn.Module):
         full: (rows, columns), or left: (rows, r) and right: (r, columns).
     """
 
-    def __init__(self, rows: int, columns: int, rank: int | None) -> None:
-        super().__init__()
+    full: Tensor
+    left: Tensor
+    right: Tensor
+
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        rank: int | None,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(device=device, dtype=dtype)
         if rank is not None and at_least(1, rank=rank) >= min(rows, columns):
             rank = None
         self.rank = rank
         if rank is None:
-            self.full = nn.Parameter(0.1 * torch.randn(rows, columns))
+            self.new_parameter("full", rows, columns, start=small_normal_)
         else:
-            self.left = nn.Parameter(0.1 * torch.randn(rows, rank))
-            self.right = nn.Parameter(0.1 * torch.randn(rank, columns))
+            self.new_parameter("left", rows, rank, start=small_normal_)
+            self.new_parameter("right", rank, columns, start=small_normal_)
 
     def forward(self) -> Tensor:
         return self.full if self.rank is None else self.left @ self.right

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fixpoint._torch import is_functorch_wrapped_tensor
+from fixpoint._torch import has_values, is_functorch_wrapped_tensor
 from fixpoint.backward import Unrolled
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.maps import EquilibriumMap
@@ -113,7 +113,7 @@ def solve_steps(
 
     States have the units of the activation: a default atol does not follow their scale.
     """
-    at, h, fixed_point = cell.bind(x), h0, _with_absolute_atol(fixed_point)
+    at, h, fixed_point = cell(read=lambda phi: phi.bind(x)), h0, _with_absolute_atol(fixed_point)
     for t in range(len(x)):
         solution = fixed_point(at(t, h), h, t=None if start is None else start + t)
         h = solution.z
@@ -135,21 +135,20 @@ def mask_nonfinite(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor | None
     A state is good where its sample has had no NaN or inf, in h0 or x, up to that step. None in
     place of them: all certainly are.
     """
-    if _all_finite(x, h0):
+    if all_finite(x, h0):
         return x, h0, None
     start = h0.isfinite().all(1)
     good = (~x.isfinite().all(2)).cumsum(0).eq(0) & start
     return torch.where(good.unsqueeze(2), x, 0.0), torch.where(start.unsqueeze(1), h0, 0.0), good
 
 
-def _all_finite(x: Tensor, h0: Tensor) -> bool:
+def all_finite(x: Tensor, h0: Tensor) -> bool:
     """Whether x and h0 are certainly finite, where that can be asked without a device sync."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.device.type != "cpu":
         return False
-    x, h0 = x.detach(), h0.detach()
-    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(h0):
+    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(h0) or not has_values(x):
         return False
-    return math.isfinite(x.sum().item() + h0.sum().item())
+    return math.isfinite(x.detach().sum().item() + h0.detach().sum().item())
 
 
 def check_compatible(cell: EquilibriumMap, fixed_point: FixedPoint) -> None:

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from fixpoint._torch import is_exporting
+from fixpoint._torch import inside_dispatch_mode, inside_forward_mode, is_exporting
 from fixpoint._validation import at_least, non_negative
+from fixpoint.models._parameters import Memo, small_normal_
+from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, LeakyOptions
 from fixpoint.models.rnn.base_layer import Recurrent
 from fixpoint.solvers.base import at_least_float32
@@ -42,6 +45,12 @@ class SpectralRNNCell(LeakyCell):
         torch.Size([2, 5])
     """
 
+    W: Tensor
+    P: Tensor
+    Q: Tensor
+    p: Tensor
+    b: Tensor | None
+
     def __init__(
         self,
         input_size: int,
@@ -56,19 +65,27 @@ class SpectralRNNCell(LeakyCell):
         count = max(1, hidden_size // 4) if reflections is None else reflections
         if at_least(1, reflections=count) > hidden_size:
             raise ValueError(f"reflections must be at most hidden_size={hidden_size}; got {count}")
-        self.radius = non_negative(radius=radius)
-        self.W = nn.Parameter(0.1 * torch.randn(hidden_size, input_size))
-        self.P = nn.Parameter(torch.randn(hidden_size, count))
-        self.Q = nn.Parameter(torch.randn(hidden_size, count))
-        self.p = nn.Parameter(torch.zeros(hidden_size))
-        self.b = nn.Parameter(torch.zeros(hidden_size)) if bias else None
+        self.radius, self._memo = non_negative(radius=radius), Memo()
+        self.new_parameter("W", hidden_size, input_size, start=small_normal_)
+        self.new_parameter("P", hidden_size, count, start=nn.init.normal_)
+        self.new_parameter("Q", hidden_size, count, start=nn.init.normal_)
+        self.new_parameter("p", hidden_size, start=nn.init.zeros_)
+        self.new_bias("b", hidden_size, start=nn.init.zeros_, bias=bias)
 
     def transition(self) -> Tensor:
         """M, (n, n)."""
         s = 1 + 2 * self.radius * (torch.sigmoid(self.p) - 0.5)
         return _orthogonal(self.P) * s @ _orthogonal(self.Q).mT
 
-    def recurrence(self, T: int) -> Leaky:
+    def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+        plain = x.is_cpu and not torch.is_grad_enabled() and not inside_dispatch_mode()
+        if not plain or torch.compiler.is_compiling() or inside_forward_mode() or is_exporting():
+            return super().single_step(x, h, t)
+        M = self._memo.get((self.p, self.P, self.Q), self.transition)
+        act = ACTIVATIONS[self.nonlinearity]
+        return act(torch.addmm(linear(x, self.W, self.b), h, M.mT))
+
+    def recurrence(self, T: int, start: int = 0) -> Leaky:
         zero, one = self.W.new_zeros(()), self.W.new_ones(())
         return Leaky(self.transition(), self.W, self.b, zero, one)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
+from fixpoint.models._parameters import small_normal_
+from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.rnn.base_cell import CellOptions, Gated, GatedCell
 from fixpoint.models.rnn.base_layer import Recurrent
 
@@ -19,7 +22,7 @@ class UGRNNCell(GatedCell):
 
     Args:
         nonlinearity: that of c.
-        bias: have b_z and b_h.
+        bias: have b_z and b_h, 0 at the start; 1 in EdgeML's code.
         input_size, hidden_size, implementation, time: see `RecurrentCell`.
 
     Attributes:
@@ -35,6 +38,10 @@ class UGRNNCell(GatedCell):
         torch.Size([2, 5])
     """
 
+    W: Tensor
+    V: Tensor
+    b: Tensor | None
+
     def __init__(
         self,
         input_size: int,
@@ -44,12 +51,16 @@ class UGRNNCell(GatedCell):
         **options: Unpack[CellOptions],
     ) -> None:
         super().__init__(input_size, hidden_size, **options)
-        self.W = nn.Parameter(0.1 * torch.randn(2 * hidden_size, input_size))
-        self.V = nn.Parameter(0.1 * torch.randn(2 * hidden_size, hidden_size))
-        self.b = nn.Parameter(torch.zeros(2 * hidden_size)) if bias else None
+        self.new_parameter("W", 2 * hidden_size, input_size, start=small_normal_)
+        self.new_parameter("V", 2 * hidden_size, hidden_size, start=small_normal_)
+        self.new_bias("b", 2 * hidden_size, start=nn.init.zeros_, bias=bias)
 
-    def recurrence(self, T: int) -> Gated:
+    def recurrence(self, T: int, start: int = 0) -> Gated:
         return Gated(self.V, self.W, self.b, self.W.new_ones(()), self.W.new_zeros(()))
+
+    def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
+        gate, candidate = torch.addmm(linear(x, self.W, self.b), h, self.V.mT).chunk(2, 1)
+        return torch.lerp(ACTIVATIONS[self.nonlinearity](candidate), h, gate.sigmoid())
 
 
 class UGRNN(Recurrent):

@@ -1,4 +1,3 @@
-import importlib
 import importlib.util
 
 import pytest
@@ -15,7 +14,7 @@ def backend(request, monkeypatch):
     monkeypatch.setattr(
         dispatch,
         "backend",
-        lambda name, h: importlib.import_module(f"fixpoint.models.ops.{name}.{request.param}"),
+        lambda name, h: dispatch.module(name, f"{request.param}_kernels"),
     )
     empty = dispatch.empty
     monkeypatch.setattr(dispatch, "empty", lambda *args: empty(*args).fill_(torch.nan))

@@ -15,12 +15,9 @@ from triton.runtime.interpreter import InterpreterBuilder
 from fixpoint.models.ops.common import dispatch
 from fixpoint.models.ops.common import triton_recurrence as kernels
 from fixpoint.models.ops.common.activations import ACTIVATIONS
-from fixpoint.models.ops.gated import autograd as gated
-from fixpoint.models.ops.gated import triton as gated_triton
-from fixpoint.models.ops.gated.reference import gated_scan_reference
-from fixpoint.models.ops.leaky import triton as leaky_triton
-from fixpoint.models.ops.leaky.autograd import LEAKY, fused_scan
-from fixpoint.models.ops.leaky.reference import scan_reference
+from fixpoint.models.ops.recurrence import gated, triton_kernels
+from fixpoint.models.ops.recurrence.gated import gated_scan_reference
+from fixpoint.models.ops.recurrence.leaky import LEAKY, fused_scan, scan_reference
 
 FLOAT, BRAIN = torch.float32, torch.bfloat16
 # T, B, n, K, d; d = 0: x is u itself. Three rows are two programs, the second of them not full.
@@ -30,9 +27,7 @@ SIZES = [(3, 3, 7, 1, 0), (3, 3, 33, 2, 2), (1, 1, 1, 3, 1)]
 @pytest.fixture(autouse=True)
 def backend(monkeypatch):
     """Tensors on the CPU go to the kernels; new buffers are full of NaN."""
-    modules = {"leaky": leaky_triton, "gated": gated_triton}
-    monkeypatch.setattr(dispatch, "backend", lambda name, h: modules[name])
-    monkeypatch.setattr(gated, "_factor", lambda p: p)
+    monkeypatch.setattr(dispatch, "backend", lambda name, h: triton_kernels)
     empty = dispatch.empty
     monkeypatch.setattr(dispatch, "empty", lambda *args: empty(*args).fill_(torch.nan))
 

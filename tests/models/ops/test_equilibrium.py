@@ -48,7 +48,6 @@ SOLVERS = {
     "damped Anderson": lambda **o: Anderson(memory=3, beta=0.6, **o),
     "Broyden": lambda **o: Broyden(**o),
     "Broyden, little memory": lambda **o: Broyden(memory=4, **o),
-    "Newton": lambda **o: Newton(**o),
     "fixed eta": lambda **o: InexactNewton(60, eta=0.4, learn=False, **o),
 }
 TIGHT = {"rtol": 1e-11, "atol": 0.0}
@@ -150,11 +149,10 @@ def test_anderson_takes_back_steps_that_grow(scale):
     torch.testing.assert_close(gradients[0][:, solved], others[0][:, solved], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("solver", [Newton, Broyden])
 @pytest.mark.parametrize("scale", [1.5, 3.0])
-def test_line_searches_take_back_the_same_steps(solver, scale):
+def test_line_searches_take_back_the_same_steps(scale):
     """Where phi expands, trials are refused and rows end in local minima or out of updates."""
-    fused, reference = pair(lambda: SelfFeedbackMap(3, 7, bound=scale), solver(max_iter=30),
+    fused, reference = pair(lambda: SelfFeedbackMap(3, 7, bound=scale), Broyden(max_iter=30),
                             on_failure="ignore")  # fmt: skip
     x, h0 = 3 * sample(1, 64, 3), 3 * sample(64, 7, seed=1)
     (got, _), (expected, _) = (outcome(c, x, h0) for c in (fused, reference))
@@ -163,9 +161,9 @@ def test_line_searches_take_back_the_same_steps(solver, scale):
     torch.testing.assert_close(got.output, expected.output, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("solver", [Picard, Anderson, Broyden, Newton])
+@pytest.mark.parametrize("solver", [Picard, Anderson, Broyden])
 def test_causes_of_stalls_are_those_of_the_solver(solver):
-    """z <- z + 1 runs away, without rounding; of Newton's steps none is left there."""
+    """z <- z + 1 runs away, without rounding."""
     fused, reference = pair(translation, solver(max_iter=60, rtol=1e-6), on_failure="ignore")
     for cell in (fused, reference):
         cell.cell.b.data.fill_(1.0)
@@ -436,8 +434,8 @@ def test_a_layer_takes_it_and_says_why_not():
         ({"solver": Anderson(ridge=1e-8)}, "ridge=0"),
         ({"solver": Picard(check_every=2)}, "check_every=1"),
         ({"solver": Picard(max_iter=3, rtol=0, atol=0)}, "rtol = atol = 0"),
-        ({"solver": "barzilai-borwein"}, "must be one of .*Newton, not BarzilaiBorwein"),
-        ({"solver": Newton(linear="gmres")}, 'must have linear="direct"'),
+        ({"solver": "barzilai-borwein"}, "must be one of .*Broyden, not BarzilaiBorwein"),
+        ({"solver": Newton()}, "must be one of .*Broyden, not Newton"),
         ({"solver": Broyden(), "backward": Implicit(reuse_factors=True)}, "without reuse_factors"),
         ({"backward": Phantom()}, r"differentiates by Implicit\(\) or Unrolled\(\), not Phantom"),
         (

@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton", reason="needs triton")
 
 from support.compiled import Variant, sass  # noqa: E402
 
-from fixpoint.models.ops.equilibrium import triton as kernels  # noqa: E402
+from fixpoint.models.ops.equilibrium import triton_kernels as kernels  # noqa: E402
 
 CUDA = torch.device("cuda")
 

@@ -6,8 +6,7 @@ import torch
 from support.recurrences import assert_same, outcome
 from support.recurrences import gated_problem as problem
 
-from fixpoint.models.ops.gated.autograd import gated_scan
-from fixpoint.models.ops.gated.reference import gated_scan_reference
+from fixpoint.models.ops.recurrence.gated import gated_scan, gated_scan_reference
 
 pytestmark = pytest.mark.usefixtures("backend")
 FACTORS = {"p": 0.7, "q": 0.1}

@@ -9,8 +9,7 @@ from support.recurrences import leaky_problem as problem
 from torch import nn
 
 from fixpoint.models.ops.common.activations import ACTIVATIONS
-from fixpoint.models.ops.leaky.autograd import fused_scan
-from fixpoint.models.ops.leaky.reference import scan_reference
+from fixpoint.models.ops.recurrence.leaky import fused_scan, scan_reference
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 pytestmark = pytest.mark.usefixtures("backend")

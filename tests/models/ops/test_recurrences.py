@@ -52,7 +52,10 @@ def test_float32_is_as_exact_as_the_plain_loop(operation, size, activation):
     )
     for e, p, g in zip(exact, plain, got, strict=True):
         assert g.dtype == torch.float32
-        rounding = (p - e).abs().max() + 16 * torch.finfo(torch.float32).eps * e.abs().max()
+        size = e.abs().max()
+        if e.numel() == 1:  # a sum over all steps, of terms as large as the gradients of states
+            size = max(size, exact[-1].abs().max())
+        rounding = (p - e).abs().max() + 16 * torch.finfo(torch.float32).eps * size
         assert (g - e).abs().max() <= 4 * rounding
 
 
@@ -140,7 +143,8 @@ def test_inference_allocates_its_output_and_nothing_else_of_length(
     )
     with torch.no_grad():
         operation.fused(**operation.problem(64, 2, 4, 3), activation="tanh", last_only=last_only)
-    assert sizes == [(1, 2, 4) if last_only else (65, 2, 4)]
+    whole = [shape for shape in sizes if shape[0]]
+    assert whole == ([] if last_only else [(64, 2, 4)])
 
 
 @pytest.mark.parametrize("last_only", [False, True])
@@ -161,10 +165,15 @@ def test_nothing_given_is_changed_and_backward_repeats(operation, last_only):
     assert all(torch.equal(v, before[k]) for k, v in arguments.items())
 
 
-def test_change_of_output_in_place_is_refused(operation):
-    y = operation.fused(**operation.problem(4, 3, 2), activation="relu")
-    with pytest.raises(RuntimeError, match="cloning the output"):
-        y += 1
+@pytest.mark.parametrize("last_only", [False, True])
+def test_a_change_of_the_output_in_place_changes_no_gradient(operation, last_only):
+    arguments = operation.problem(4, 3, 2)
+    results = []
+    for scan in (operation.fused, operation.reference):
+        y = scan(**arguments, activation="relu", last_only=last_only)
+        loss = y.mul_(2).add_(1).square().sum()
+        results.append(torch.autograd.grad(loss, list(arguments.values())))
+    assert_same(*results)
 
 
 @pytest.mark.parametrize("last_only", [True, False])
@@ -255,10 +264,10 @@ def test_choice_of_kernels(operation, monkeypatch):
     def chosen(n):
         return dispatch.backend(operation.kind, torch.empty(1, n)).__name__.split(".")[-1]
 
-    assert chosen(dispatch.MAX_SIZE) == ("numba" if HAS_NUMBA else "torch")
-    assert chosen(dispatch.MAX_SIZE + 1) == "torch"
+    assert chosen(dispatch.MAX_SIZE) == ("numba_kernels" if HAS_NUMBA else "torch_kernels")
+    assert chosen(dispatch.MAX_SIZE + 1) == "torch_kernels"
     monkeypatch.setattr(dispatch, "has_numba", lambda: False)
-    assert chosen(4) == "torch"
+    assert chosen(4) == "torch_kernels"
 
 
 def test_unsupported_says_why(operation):

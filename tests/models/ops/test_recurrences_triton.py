@@ -14,8 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fixpoint.models import FastRNNCell
 from fixpoint.models.ops.common import dispatch
 from fixpoint.models.ops.common.activations import ACTIVATIONS
-from fixpoint.models.ops.leaky.autograd import LEAKY, fused_scan, unsupported
-from fixpoint.models.ops.leaky.reference import scan_reference
+from fixpoint.models.ops.recurrence.leaky import LEAKY, fused_scan, scan_reference, unsupported
 from fixpoint.models.rnn import base_cell as recurrent_cell
 
 triton = pytest.importorskip("triton", reason="needs triton")
@@ -24,7 +23,7 @@ from support.compiled import SHARED, Variant, sass  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
 from fixpoint.models.ops.common import triton_recurrence as kernels_module  # noqa: E402
-from fixpoint.models.ops.leaky import triton as leaky_triton  # noqa: E402
+from fixpoint.models.ops.recurrence import triton_kernels as leaky_triton  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PASSES = ["forward", "backward"]
@@ -237,13 +236,10 @@ def test_autocast_on_a_gpu_multiplies_in_bfloat16(monkeypatch):
     assert recurrent_cell.dtype_of_products("cuda") is None
 
     monkeypatch.setattr(recurrent_cell, "dtype_of_products", lambda device: torch.bfloat16)
-    monkeypatch.setattr(FastRNNCell, "unsupported_reason", staticmethod(lambda **arguments: None))
     given = {}
-    monkeypatch.setattr(
-        FastRNNCell,
-        "fused_operation",
-        staticmethod(lambda x, **arguments: given.update(x=x, **arguments)),
-    )
-    FastRNNCell(3, 4).states(torch.zeros(5, 2, 3), torch.zeros(2, 4), last_only=False)
+    monkeypatch.setattr(LEAKY, "why_not_tensors", lambda *arguments: None)
+    monkeypatch.setattr(LEAKY, "run", lambda inputs, _: [given.update(inputs._asdict())])
+    with torch.autocast("cpu"):
+        FastRNNCell(3, 4).states(torch.zeros(5, 2, 3), torch.zeros(2, 4), last_only=False)
     assert {given[k].dtype for k in ("x", "h0", "A", "W", "bias")} == {torch.bfloat16}
     assert given["a"].dtype == given["b"].dtype == torch.float32

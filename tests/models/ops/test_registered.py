@@ -15,6 +15,7 @@ LAYERS = {
     "fastgrnn": lambda: FastGRNN(3, 5, num_layers=2),
     "ugrnn": lambda: UGRNN(3, 5, bias=False),
 }
+KINDS = {"fastgrnn": "gated", "ugrnn": "gated"}
 COUNT = {"ernn, two steps": 2, "fastgrnn": 2}
 
 
@@ -27,7 +28,13 @@ def leaky(K=1, *, W=True, **options):
 
     weights = (some(4, 3), some(4)) if W else (None, None)
     tensors = (some(5, 2, 3 if W else 4), *weights, some(4, 4), some(5, K), some(5, K), some(2, 4))
-    return (*tensors, "tanh", options.get("last_only", False), options.get("recompute", False))
+    return (
+        *tensors,
+        "tanh",
+        options.get("last_only", False),
+        options.get("recompute", False),
+        False,
+    )
 
 
 def gated(gates=1, *, W=True, last_only=False):
@@ -40,7 +47,20 @@ def gated(gates=1, *, W=True, last_only=False):
     rows = 4 * gates
     weights = (some(rows, 3), some(8)) if W else (None, None)
     tensors = (some(5, 2, 3 if W else rows), *weights, some(rows, 4), some(), some(), some(2, 4))
-    return (*tensors, "sigmoid", last_only, False)
+    return (*tensors, "sigmoid", last_only, False, False)
+
+
+def torchs(gates, biases, states, **options):
+    """The arguments of `fixpoint::gru` and `fixpoint::lstm`, which need gradients."""
+    draw = torch.Generator().manual_seed(0)
+
+    def some(*shape):
+        return (0.5 * torch.randn(shape, generator=draw, dtype=torch.float64)).requires_grad_()
+
+    weights = some(4 * gates, 3), some(4 * biases), some(4 * gates, 4)
+    start = [some(2, 4) for _ in range(states)]
+    last_only, others = options.get("last_only", False), options.get("others", False)
+    return (some(5, 2, 3), *weights, *start, "tanh", last_only, False, others)
 
 
 CASES = {
@@ -50,6 +70,9 @@ CASES = {
     "leaky, recomputed, last": ("leaky", leaky(recompute=True, last_only=True)),
     "gated": ("gated", gated()),
     "gated, two gates, last": ("gated", gated(2, W=False, last_only=True)),
+    "gru": ("gru", torchs(3, 4, 1)),
+    "lstm": ("lstm", torchs(4, 4, 2)),
+    "lstm, all cells, last": ("lstm", torchs(4, 4, 2, last_only=True, others=True)),
 }
 # Tracing with symbolic sizes takes seconds: once for each recurrence.
 QUICK = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -58,7 +81,7 @@ QUICK = ("test_schema", "test_autograd_registration", "test_faketensor")
 @pytest.mark.parametrize("case", CASES)
 def test_opcheck(case):
     name, arguments = CASES[case]
-    whole = {} if case in ("leaky", "gated") else {"test_utils": QUICK}
+    whole = {} if case in ("leaky", "lstm") else {"test_utils": QUICK}
     opcheck(getattr(torch.ops.fixpoint, f"{name}_train").default, arguments, **whole)
     detached = [v.detach() if isinstance(v, torch.Tensor) else v for v in arguments]
     opcheck(getattr(torch.ops.fixpoint, name).default, detached, test_utils=QUICK)
@@ -67,7 +90,8 @@ def test_opcheck(case):
 @pytest.mark.parametrize("case", CASES)
 def test_a_gradient_of_a_gradient(case):
     name, arguments = CASES[case]
-    tensors, options = arguments[:7], arguments[7:]
+    count = next(i for i, v in enumerate(arguments) if isinstance(v, str))
+    tensors, options = arguments[:count], arguments[count:]
     given = [v for v in tensors if v is not None]
 
     def output(*values):
@@ -109,7 +133,7 @@ def test_a_compiled_layer_is_one_graph_with_the_same_bits(name):
         results.append((output, h_n, *gradients))
     for plain, fast in zip(*results, strict=True):
         assert torch.equal(plain, fast)
-    kind = "gated" if "g" in name and "spec" not in name else "leaky"
+    kind = KINDS.get(name, "leaky")
     assert operations(graphs[0]) == [f"fixpoint.{kind}_train"] * COUNT.get(name, 1)
     with torch.no_grad():
         assert torch.equal(compiled(x)[0], layer(x)[0])

@@ -24,6 +24,7 @@ from fixpoint.models import (
     LastStateClassifier,
     SpectralRNN,
     SpectralRNNCell,
+    StreamState,
     UGRNNCell,
     model_size_kb,
     parameter_count,
@@ -201,15 +202,15 @@ def test_which_ernns_are_fused(cell, K, timesteps):
     fused = K == 1 or cell == "jordan" or has_numba()
     assert (layer.l0.no_fused_path() is None) == fused
     layer.l0.implementation = "fused"
-    x, hx = sample(6, 4, 3), sample(1, 4, 5)
+    x, start = sample(6, 4, 3), StreamState(sample(1, 4, 5), 0)
     if not fused:
         with pytest.raises(ValueError, match=r"does not apply: .* for max_iter=3; .*use \"auto\""):
-            layer(x, hx)
+            layer(x, start)
         return
-    given = layer(x, hx)
+    output, state = layer(x, start)
     layer.l0.implementation = "reference"
-    expected = layer.trajectory(x, hx)  # the loop over solves
-    for found, wanted in zip(given, expected[:2], strict=True):
+    expected = layer.trajectory(x, start)  # the loop over solves
+    for found, wanted in zip((output, state.hx), expected[:2], strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,10 +15,15 @@ from torch.autograd.forward_ad import unpack_dual
 
 from fixpoint._messages import unknown_name
 from fixpoint._torch import (
+    autocast_enabled,
     constant_in_graphs,
+    has_values,
+    inside_dispatch_mode,
+    inside_forward_mode,
     inside_transform,
     is_exporting,
     is_functorch_wrapped_tensor,
+    is_plain,
 )
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.buffers import empty
@@ -28,6 +34,17 @@ MAX_SIZE = 256
 # Bytes of gradients in a chunk of time: few enough to be in the cache for the products that
 # follow, and so many that the cost of a chunk itself is small.
 CHUNK_BYTES = 2**21
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def needs_a_closer_look(dtype: torch.dtype, tensors: Iterable[Tensor | None]) -> bool:
+    """Whether something but plain tensors of one dtype on the CPU was given, or a mode is on."""
+    if dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
+        return True
+    for v in tensors:
+        if v is not None and (type(v) not in PLAIN or v.dtype != dtype or not v.is_cpu):
+            return True
+    return torch.jit.is_tracing() or torch.is_autocast_enabled("cpu") or inside_forward_mode()
 
 
 def unsupported_reason(
@@ -48,8 +65,11 @@ def unsupported_reason(
     on_gpu = kernel is not None and x.device.type == "cuda"
     if torch.is_autocast_enabled("cuda" if on_gpu else "cpu"):
         return "it keeps the dtype of its arguments and autocast is on"
+    somewhere = "cpu" if has_values(x) else x.device.type
     for name, v in given.items():
-        if v.device.type != "cpu" and not (on_gpu and v.device == x.device):
+        if not (compiling or is_plain(v) or not has_values(v)):
+            return f"it takes plain tensors and {name} is a {type(v).__name__}"
+        if v.device.type != somewhere and not (on_gpu and v.device == x.device):
             where = "the CPU or on one CUDA device" if kernel else "the CPU"
             return f"it runs on {where} and {name} is on {v.device}"
         if v.dtype not in (torch.float32, torch.bfloat16 if on_gpu else torch.float64):
@@ -72,10 +92,15 @@ def _no_kernel(h0: Tensor, kernel: str) -> str | None:
         return "it needs triton on a CUDA device, and triton is not installed"
     if (capability := torch.cuda.get_device_capability(h0.device)) < (8, 0):
         return f"it needs a CUDA device of capability 8.0, and {h0.device} has {capability}"
-    largest = importlib.import_module(f"fixpoint.models.ops.{kernel}.triton").MAX_SIZE
+    largest = module(kernel, "triton_kernels").MAX_SIZE
     if (n := h0.shape[1]) > largest:
         return f"it takes at most {largest} units on a CUDA device, and h0 has {n}"
     return None
+
+
+def by_registered_operation(x: Tensor) -> bool:
+    """Whether a tracer or mode, or a tensor without values, needs the operation of `registered`."""
+    return torch.compiler.is_compiling() or inside_dispatch_mode() or not has_values(x)
 
 
 def copy(h: Tensor) -> Tensor:
@@ -105,25 +130,31 @@ def chunk_length(T: int, K: int, g: Tensor) -> int:
 
 def backend(name: str, h: Tensor) -> Backend[Any, Any, Any]:
     """The kernel module of an operation for a state h, (B, n)."""
-    if h.is_cuda:
-        return module(name, "triton")
-    if h.shape[1] > MAX_SIZE or not has_numba():
-        return module(name, "torch")
-    return module(name, "numba")
+    return module(name, f"{kernels_for(h.shape[1], h.device)}_kernels")
+
+
+def kernels_for(n: int, device: torch.device) -> str:
+    """Whose kernels states of n units take: those of numba, torch or Triton."""
+    if device.type == "cuda":
+        return "triton"
+    return "numba" if n <= MAX_SIZE and has_numba() else "torch"
 
 
 @constant_in_graphs
+@functools.cache
 def has_numba() -> bool:
-    return importlib.util.find_spec("numba") is not None
+    """Whether numba is there, and SciPy, without which it multiplies no matrices."""
+    return all(importlib.util.find_spec(name) is not None for name in ("numba", "scipy"))
 
 
 @functools.cache
 def module(name: str, kind: str) -> Any:
     """A file of an operation, imported at the first use."""
-    return importlib.import_module(f"fixpoint.models.ops.{name}.{kind}")
+    folder = "equilibrium" if name == "equilibrium" else "recurrence"
+    return importlib.import_module(f"fixpoint.models.ops.{folder}.{kind}")
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
     """A block in which operations keep the dtype of their arguments."""
-    enabled = torch.is_autocast_enabled(device)
+    enabled = autocast_enabled(device)
     return torch.autocast(device, enabled=False) if enabled else nullcontext()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import types
 from numba.core import imputils
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 from numba.np import arrayobj
 
-from fixpoint.models.ops.common.numba_cache import FAST, cached_njit
+from fixpoint.models.ops.common import numba_pointwise as numba_pointwise  # `sigma` within kernels
+from fixpoint.models.ops.common.numba_cache import cached_njit
+from fixpoint.models.ops.common.pointwise import sigma
 
-CODES = {"identity": 0, "relu": 1, "tanh": 2, "sigmoid": 3}
 # OpenBLAS keeps up to 2^18 multiplications on the calling thread; 32 rows reach its full speed.
 PRODUCT, ROWS = 2**18, 32
 
@@ -85,84 +86,28 @@ def widest_vectors(typing_context):  # type: ignore[no-untyped-def]
     return types.none(), mark
 
 
-def _tanh(x):  # type: ignore[no-untyped-def]
-    """tanh(x): in float32 a rational function that vectorises."""
-    raise NotImplementedError
+@intrinsic
+def no_alias(typing_context):  # type: ignore[no-untyped-def]
+    """Say that no two arrays given to the calling function overlap where one is written.
 
+    LLVM gives up on a loop over many arrays that it would have to compare at run time.
+    """
 
-# Coefficients of x, x^3, .. and of 1, x^2, .. within a few units in the last place on [-8, 8].
-# Source: Eigen, generic_fast_tanh_float.
-_P = tuple(
-    np.float32(p)
-    for p in (
-        4.89352455891786e-03,
-        6.37261928875436e-04,
-        1.48572235717979e-05,
-        5.12229709037114e-08,
-        -8.60467152213735e-11,
-        2.00018790482477e-13,
-        -2.76076847742355e-16,
-    )
-)
-_Q = tuple(
-    np.float32(q)
-    for q in (
-        4.89352518554385e-03,
-        2.26843463243900e-03,
-        1.18534705686654e-04,
-        1.19825839466702e-06,
-    )
-)
-# Beyond the edge exactly 1, so that a gate held open for many steps does not leak.
-_EDGE, _ONE = np.float32(7.90531110763549805), np.float32(1)
+    def mark(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        for argument in builder.function.args:
+            if isinstance(argument.type, ir.PointerType):
+                argument.attributes.add("noalias")
+        return context.get_dummy_value()
 
-
-@overload(_tanh, jit_options=FAST)
-def _tanh_of_type(x):  # type: ignore[no-untyped-def]
-    if str(x) == "float64":
-        return lambda x: math.tanh(x)
-
-    def rational(x):  # type: ignore[no-untyped-def]
-        s = x * x
-        p = _P[5] + s * _P[6]
-        p = _P[3] + s * (_P[4] + s * p)
-        p = x * (_P[0] + s * (_P[1] + s * (_P[2] + s * p)))
-        y = p / (_Q[0] + s * (_Q[1] + s * (_Q[2] + s * _Q[3])))
-        return _ONE if x > _EDGE else (-_ONE if x < -_EDGE else y)
-
-    return rational
+    return types.none(), mark
 
 
 @cached_njit()
 def activate(code, c, u, bias):  # type: ignore[no-untyped-def]
     """c <- sigma(c + u + bias)."""
     widest_vectors()
-    zero, half = c.dtype.type(0), c.dtype.type(0.5)
-    if code == 0:
-        for j in range(c.size):
-            c[j] += u[j] + bias[j]
-    elif code == 1:
-        for j in range(c.size):
-            x = c[j] + (u[j] + bias[j])
-            c[j] = zero if x <= zero else x
-    elif code == 2:
-        for j in range(c.size):
-            c[j] = _tanh(c[j] + (u[j] + bias[j]))
-    else:
-        for j in range(c.size):
-            c[j] = half + half * _tanh(half * (c[j] + (u[j] + bias[j])))
-
-
-@cached_njit()
-def activation_grad(code, d, c, zero, one):  # type: ignore[no-untyped-def]
-    """d sigma'(.) from c = sigma(.), all of them numbers; the loop around it vectorises."""
-    if code == 0:
-        return d
-    if code == 1:
-        return zero if c <= zero else d
-    if code == 2:
-        return d * (one - c * c)
-    return d * (c * (one - c))
+    for j in range(c.size):
+        c[j] = sigma(code, c[j] + (u[j] + bias[j]))
 
 
 @intrinsic

@@ -131,6 +131,11 @@ def activate(x, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
         x = _tanh(x)
     elif NAME == "sigmoid":
         x = 0.5 + 0.5 * _tanh(0.5 * x)
+    elif NAME == "quantTanh":
+        x = tl.where(x <= -1, -1.0, tl.where(x >= 1, 1.0, x))
+    elif NAME == "quantSigm":
+        x = 0.5 * x + 0.5
+        x = tl.where(x <= 0, 0.0, tl.where(x >= 1, 1.0, x))
     return x
 
 
@@ -144,6 +149,10 @@ def activation_slope(c, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
         slope = 1 - c * c
     elif NAME == "sigmoid":
         slope = c * (1 - c)
+    elif NAME == "quantTanh":
+        slope = tl.where(tl.abs(c) < 1, 1.0, 0.0)
+    elif NAME == "quantSigm":
+        slope = tl.where((c > 0) & (c < 1), 0.5, 0.0)
     return slope
 
 

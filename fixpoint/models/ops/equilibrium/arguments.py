@@ -32,11 +32,15 @@ class Inputs(NamedTuple):
 
 
 class Method(NamedTuple):
-    """How each equilibrium is solved and differentiated."""
+    """How each equilibrium is solved and differentiated.
+
+    start: time index of the first one.
+    """
 
     activation: str
     solver: Solver
     backward: Implicit | Unrolled
+    start: int = 0
 
 
 class Iteration(NamedTuple):
@@ -45,7 +49,7 @@ class Iteration(NamedTuple):
     steps: weight of phi(z) in each update, (T or 1, max_iter), or beta of Anderson mixing.
     memory: differences kept by Anderson mixing, factors of Broyden's method; else 0.
     rtol, atol: tolerances; see `IterativeSolver`.
-    method: "plain", "anderson", "broyden" or "newton".
+    method: "plain", "anderson" or "broyden".
     growth: of `Broyden`.
     """
 

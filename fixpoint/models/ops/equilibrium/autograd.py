@@ -22,11 +22,7 @@ from fixpoint.models.ops.equilibrium.arguments import (
 )
 from fixpoint.models.ops.equilibrium.reference import equilibrium_reference
 from fixpoint.models.ops.equilibrium.results import as_solution, new_report
-from fixpoint.models.ops.equilibrium.settings import (
-    iteration_of,
-    too_many_units,
-    unsupported_method,
-)
+from fixpoint.models.ops.equilibrium.settings import iteration_of, unsupported_method
 from fixpoint.models.ops.equilibrium.unrolled import unrolled_scan
 from fixpoint.models.ops.equilibrium.weight_gradients import WeightGradients
 from fixpoint.solvers import Solver
@@ -43,19 +39,22 @@ def equilibrium_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Ending]:
         ValueError: `unsupported` or `unsupported_method` gives a reason.
     """
     tensors = {k: v for k, v in inputs._asdict().items() if v is not None}
-    reason = (
-        unsupported_method(method.solver, method.backward, inputs.V.device)
-        or unsupported(activation=method.activation, **tensors)
-        or too_many_units(method, inputs)
+    reason = unsupported_method(method.solver, method.backward, inputs.V.device) or unsupported(
+        activation=method.activation, **tensors
     )
     if reason:
         raise ValueError(
             f"the equilibrium scan does not apply: {reason}; use equilibrium_reference"
         )
+    return run_equilibrium_scan(inputs, method)
+
+
+def run_equilibrium_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Ending]:
+    """The same for inputs that are supported."""
     inputs = inputs._replace(x=inputs.x.contiguous())  # once for both passes
     if isinstance(method.backward, Unrolled):
         return unrolled_scan(inputs, method)
-    if torch.is_grad_enabled() and any(v.requires_grad for v in tensors.values()):
+    if torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs):
         states, *end = _EquilibriumScan.apply(method, *inputs)
         return states, Ending(*end)
     S, _, end = _solve(inputs, method, keep=False)
@@ -84,7 +83,7 @@ def _solve(inputs: Inputs, method: Method, *, keep: bool) -> tuple[Tensor, Tenso
     S = op.states(h, T)
     C = op.empty((T if keep else 0, *h.shape), h)
     report = new_report(T, h)
-    iteration = iteration_of(method.solver, T, h)
+    iteration = iteration_of(method.solver, method.start, T, h)
     op.backend("equilibrium", h).forward(
         ForwardArguments(x, W, bias, U, V, S, C, report, method.activation, iteration)
     )
@@ -111,7 +110,7 @@ class _EquilibriumScan(Function):
         method.backward.adjoints.clear()
         ctx.save_for_backward(*tensors, S, C, end.result)
         ctx.mark_non_differentiable(*end)
-        return S[1:], *end
+        return S[1:].clone(), *end
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
@@ -146,7 +145,7 @@ def _gradients(
     T, B, n = C.shape
     G, g = op.output_gradients(grad, last_only=False)
     steps, backend = op.chunk_length(T, 1, g), op.backend("equilibrium", g)
-    report, iteration = new_report(T, g), iteration_of(_adjoint_solver(method), 1, g)
+    report, iteration = new_report(T, g), iteration_of(_adjoint_solver(method), 0, 1, g)
     D, adjoint = op.empty((steps, B, n), g), torch.empty_like(g)
     sums = WeightGradients(inputs, S, needed)
     for lo in reversed(range(0, T, steps)):

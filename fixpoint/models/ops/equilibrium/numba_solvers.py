@@ -16,7 +16,7 @@ from numba.extending import overload
 
 from fixpoint.models.ops.common.numba_blocks import activate, as_vector, product, widest_vectors
 from fixpoint.models.ops.common.numba_cache import FAST, cached_njit
-from fixpoint.models.ops.equilibrium import numba_anderson, numba_broyden, numba_newton
+from fixpoint.models.ops.equilibrium import numba_anderson, numba_broyden
 from fixpoint.models.ops.equilibrium.arguments import Iteration
 from fixpoint.models.ops.equilibrium.numba_monitor import (
     ACTIVE,
@@ -79,8 +79,6 @@ def new_state(iteration: Iteration, rows: int, n: int, dtype: torch.dtype) -> An
         return numba_anderson.new_rows(rows, n, min(iteration.memory, n), dtype)
     if iteration.method == "broyden":
         return numba_broyden.new_rows(rows, n, iteration.memory, iteration.growth, dtype)
-    if iteration.method == "newton":
-        return numba_newton.new_rows(rows, n, dtype)
     return PlainRows(np.zeros(1, np.int64))
 
 
@@ -88,7 +86,6 @@ UPDATES = {
     PlainRows: plain_update,
     numba_anderson.AndersonRows: numba_anderson.anderson_update,
     numba_broyden.BroydenRows: numba_broyden.broyden_update,
-    numba_newton.NewtonRows: numba_newton.newton_update,
 }
 
 

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from fixpoint.models.ops.common.numba_blocks import (
-    CODES,
     PRODUCT,
     ROWS,
-    activation_grad,
     as_vector,
     product,
     run,
@@ -22,12 +20,13 @@ from fixpoint.models.ops.common.numba_blocks import (
     widest_vectors,
 )
 from fixpoint.models.ops.common.numba_cache import cached_njit
+from fixpoint.models.ops.common.pointwise import CODES, slope
 from fixpoint.models.ops.equilibrium.arguments import (
     FixedStepsArguments,
     Iteration,
     UnrolledArguments,
 )
-from fixpoint.models.ops.equilibrium.numba import (
+from fixpoint.models.ops.equilibrium.numba_kernels import (
     input_tensors,
     iteration_options,
     scale_row,
@@ -238,7 +237,7 @@ def go_back(code, U, weights, heights, most, first, end, stack, e, dq, Ud, dstep
         s, p = as_vector(dq[:m]), as_vector(Ud[:m])
         for j in range(y.size):
             total += y[j] * (c[j] - x[j])
-            d = activation_grad(code, weight * y[j], c[j], zero, one)
+            d = slope(code, weight * y[j], c[j])
             c[j] = d
             s[j] += d
             p[j] = d
@@ -265,8 +264,7 @@ def add_warm_rows(  # type: ignore[no-untyped-def]
     slopes, size, u = np.empty_like(H), np.empty(m, H.dtype), np.empty_like(H)
     for i in range(m):
         for j in range(H.shape[1]):
-            slope = activation_grad(code, one, block.f[i, j], zero, one)
-            slopes[i, j] = slope if warm[i] else zero
+            slopes[i, j] = slope(code, one, block.f[i, j]) if warm[i] else zero
             D[i, j] = g[i, j] if warm[i] else zero
         size[i] = scale_row(D[i], block.q[i])
         copy_row(block.slope[i], slopes[i])

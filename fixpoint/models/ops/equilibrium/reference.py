@@ -47,6 +47,6 @@ def equilibrium_reference(inputs: Inputs, method: Method, *, steps: Tensor | Non
         def phi(z: Tensor, q: Tensor = q) -> Tensor:
             return activation(q + z if U is None else torch.addmm(q, z, U.mT))
 
-        h = solve(phi, h, t=t).z
+        h = solve(phi, h, t=method.start + t).z
         states.append(h)
     return torch.stack(states)

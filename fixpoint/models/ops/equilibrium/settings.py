@@ -7,18 +7,15 @@ from torch import Tensor
 
 from fixpoint.backward import Implicit, Unrolled
 from fixpoint.models.ops.common import dispatch as op
-from fixpoint.models.ops.equilibrium.arguments import MAX_MEMORY_ON_CUDA, Inputs, Iteration, Method
-from fixpoint.solvers import Anderson, Broyden, InexactNewton, Newton, Picard, Solver
+from fixpoint.models.ops.equilibrium.arguments import MAX_MEMORY_ON_CUDA, Iteration
+from fixpoint.solvers import Anderson, Broyden, InexactNewton, Picard, Solver
 
 METHODS = {
     Picard: "plain",
     InexactNewton: "plain",
     Anderson: "anderson",
     Broyden: "broyden",
-    Newton: "newton",
 }
-MAX_FACTORIZED = 128
-"""Most units for which a kernel factorizes I - J."""
 
 
 def unsupported_method(solver: Solver, backward: object, device: torch.device) -> str | None:
@@ -62,8 +59,6 @@ def _unsupported_solver(solver: Solver) -> str | None:
         return f"must stop at a tolerance, and {name} has rtol = atol = 0"
     if isinstance(solver, Anderson) and solver.ridge > 0:
         return "must have ridge=0"
-    if isinstance(solver, Newton) and solver.linear != "direct":
-        return 'must have linear="direct"'
     return _unsupported_option(solver)
 
 
@@ -83,29 +78,24 @@ def _unsupported_option(solver: Solver) -> str | None:
     return None if solver.check_every == 1 else "must have check_every=1"
 
 
-def too_many_units(method: Method, inputs: Inputs) -> str | None:
-    """Why Newton steps cannot take a U of this size, or None."""
-    n = inputs.h0.shape[1]
-    solvers = method.solver, getattr(method.backward, "solver", None)
-    if inputs.U is None or n <= MAX_FACTORIZED or not any(isinstance(s, Newton) for s in solvers):
-        return None
-    return f"it factorizes I - J of at most {MAX_FACTORIZED} units, and the state has {n}"
+def steps_of(solver: Solver, start: int, T: int, device: torch.device | None = None) -> Tensor:
+    """Weight of phi(z) in each update, or beta of Anderson mixing, (T or 1, max_iter).
 
-
-def steps_of(solver: Solver, T: int, device: torch.device | None = None) -> Tensor:
-    """Weight of phi(z) in each update, or beta of Anderson mixing, (T or 1, max_iter)."""
+    Of T time steps from the index `start` on.
+    """
     if isinstance(solver, InexactNewton):
-        return torch.atleast_2d(solver.steps_until(T))[:, : solver.max_iter]
+        steps = torch.atleast_2d(solver.steps_until(start + T))[:, : solver.max_iter]
+        return steps if solver.timesteps is None else steps[start:]
     beta = solver.beta if isinstance(solver, Picard | Anderson) else 1.0
     return torch.full((1, solver.max_iter), beta, dtype=torch.float64, device=device)
 
 
-def iteration_of(solver: Solver, T: int, like: Tensor) -> Iteration:
-    """How a kernel solves T time steps of states like one, (B, n)."""
+def iteration_of(solver: Solver, start: int, T: int, like: Tensor) -> Iteration:
+    """How a kernel solves T time steps from `start` on, of states like one, (B, n)."""
     method, memory, growth, n = METHODS[type(solver)], 0, 0.0, like.shape[1]
     if isinstance(solver, Anderson):
         memory = min(solver.memory, n)
     if isinstance(solver, Broyden):
         memory, growth = solver.most_factors(n, like.dtype), solver.growth
-    steps = steps_of(solver, T, like.device).detach().to(like.device)
+    steps = steps_of(solver, start, T, like.device).detach().to(like.device)
     return Iteration(steps, memory, solver.rtol, solver.atol, method, growth)

@@ -32,7 +32,7 @@ from fixpoint.solvers import Anderson, Solver
 def unrolled_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Ending]:
     """The states of `equilibrium_scan` with the gradient of their updates."""
     T = len(inputs.x)
-    steps = steps_of(method.solver, T)
+    steps = steps_of(method.solver, method.start, T)
     tensors = [steps, *(v for v in inputs if v is not None)]
     if torch.is_grad_enabled() and any(v.requires_grad for v in tensors):
         states, iterations, result, *measured = _UnrolledScan.apply(method, steps, *inputs)
@@ -49,10 +49,10 @@ def _run(inputs: Inputs, method: Method, steps: Tensor) -> tuple[Tensor, Tensor,
     S, activation = op.states(h, T), method.activation
     report = new_report(T, h)
     if method.solver.has_tolerance:
-        iteration = iteration_of(method.solver, T, h)
+        iteration = iteration_of(method.solver, method.start, T, h)
         counts = torch.empty_like(report.iterations)
         none = op.empty((0, *h.shape), h)
-        op.module("equilibrium", "numba").forward(
+        op.module("equilibrium", "numba_kernels").forward(
             ForwardArguments(x, W, bias, U, V, S, none, report, activation, iteration), counts
         )
         return S, counts, ending(report)
@@ -78,7 +78,7 @@ class _UnrolledScan(Function):
             v for v in (end.iterations, end.result, end.residual, end.stall) if v is not None
         ]
         ctx.mark_non_differentiable(*outputs)
-        return S[1:], *outputs
+        return S[1:].clone(), *outputs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
@@ -121,7 +121,7 @@ def _gradients(
     G, g = op.output_gradients(grad, last_only=False)
     length, backend = op.chunk_length(T, 1, g), op.module("equilibrium", "numba_unrolled")
     report, solver = new_report(T, g), _adjoint_solver(method.solver, g.dtype)
-    adjoint = iteration_of(solver, 1, g)
+    adjoint = iteration_of(solver, 0, 1, g)
     for v, value in zip(report, (0, 0.0, Result.CONVERGED.value), strict=True):
         v.fill_(value)
     D, sums, dsteps = op.empty((length, B, n), g), WeightGradients(inputs, S, needed), []

@@ -13,9 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fixpoint.models.ops.common.numba_blocks import (
-    CODES,
     PRODUCT,
-    activation_grad,
     as_vector,
     product,
     run,
@@ -23,6 +21,7 @@ from fixpoint.models.ops.common.numba_blocks import (
     widest_vectors,
 )
 from fixpoint.models.ops.common.numba_cache import cached_njit
+from fixpoint.models.ops.common.pointwise import CODES, slope
 from fixpoint.models.ops.equilibrium.arguments import (
     BackwardArguments,
     ForwardArguments,
@@ -151,7 +150,7 @@ def _backward(  # type: ignore[no-untyped-def]
             s, c, y, incoming = (as_vector(slopes[:m]), as_vector(C[t, lo:hi]), as_vector(e),
                                  as_vector(G[t, lo:hi]))  # fmt: skip
             for j in range(s.size):
-                s[j] = activation_grad(code, one, c[j], zero, one)
+                s[j] = slope(code, one, c[j])
                 y[j] += incoming[j]
             for i in range(m):
                 if ended[t, lo + i] == NONFINITE:

@@ -1,1 +1,0 @@
-"""The gated recurrence of FastGRNN and UGRNN."""

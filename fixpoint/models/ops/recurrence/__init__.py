@@ -1,0 +1,1 @@
+"""Recurrences as one operation: a pointwise step and its pullback, and one skeleton a backend."""

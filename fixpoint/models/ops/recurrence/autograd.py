@@ -1,0 +1,282 @@
+"""A recurrence over a whole sequence as one differentiable operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+
+from fixpoint.models.ops.common import dispatch as op
+from fixpoint.models.ops.common.autograd import differentiable_gradients, only_needed
+from fixpoint.models.ops.common.pointwise import CODES
+from fixpoint.models.ops.recurrence.arguments import (
+    BackwardArguments,
+    ForwardArguments,
+    Gradients,
+    Problem,
+)
+from fixpoint.models.ops.recurrence.flops import count_flops
+from fixpoint.models.ops.recurrence.input_gradients import InputGradients
+from fixpoint.models.ops.recurrence.step import gradients_of
+from fixpoint.models.ops.recurrence.torch_kernels import loop
+
+Inputs = TypeVar("Inputs", bound=tuple[Any, ...])
+
+
+class Options(NamedTuple):
+    """The options of a fused recurrence; see `fused_scan`.
+
+    others: give all of the further states, as c of an LSTM, not the last one alone.
+    """
+
+    activation: str
+    last_only: bool
+    recompute: bool = False
+    others: bool = False
+
+    def whole(self, state: int) -> bool:
+        """Whether all of a state are asked for, not the last one alone."""
+        return self.others if state else not self.last_only
+
+
+class Recurrence(Generic[Inputs]):
+    """A fused recurrence: a subclass brings its `Step` and the tensors of a NamedTuple.
+
+    The backward pass goes through chunks of time, so that the products for the weights find their
+    factors in the cache; with recompute through about sqrt(T) steps at a time, which a second
+    forward pass makes again.
+
+    Attributes:
+        name: in `torch.ops.fixpoint`.
+        reference_name: the public function with the same values by plain operations.
+        inputs: the NamedTuple.
+        step: the `Step`, if one does for all inputs.
+        has_triton: whether it has kernels for CUDA devices.
+    """
+
+    name: ClassVar[str]
+    reference_name: ClassVar[str]
+    inputs: ClassVar[Any]
+    step: ClassVar[Any]
+    has_triton: ClassVar[bool] = False
+
+    def step_of(self, inputs: Inputs) -> Any:
+        """The kind of `Step` of these inputs."""
+        return self.step
+
+    def problem(self, inputs: Inputs) -> Problem:
+        """The tensors in the form of the kernels."""
+        raise NotImplementedError
+
+    def of_inputs(self, inputs: Inputs, found: Gradients) -> Inputs:
+        """Gradients of the tensors, from those of the problem."""
+        raise NotImplementedError
+
+    def _ready(self, inputs: Inputs, options: Options) -> Any:
+        return self.step_of(inputs)(CODES[options.activation])
+
+    def reference(self, inputs: Inputs, options: Options) -> list[Tensor]:
+        """The outputs by plain operations."""
+        step, problem = self._ready(inputs, options), self.problem(inputs)
+        return loop(step, problem, last_only=options.last_only, others=options.others)
+
+    def infer(self, inputs: Inputs, options: Options) -> tuple[Tensor, ...]:
+        """The outputs alone."""
+        return self._run(inputs, options, keep=False)[0]
+
+    def train(
+        self, inputs: Inputs, options: Options
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The outputs and the tensors that `gradients` needs beside the inputs."""
+        return self._run(inputs, options, keep=True)
+
+    def _run(
+        self, inputs: Inputs, options: Options, *, keep: bool
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        step, problem = self._ready(inputs, options), self.problem(inputs)
+        y = tuple([op.copy(h) for h in problem.start])
+        T, states = len(problem.x), range(len(y))
+        every, saved = 1, [(0, *y[0].shape)] * (step.states + step.kept)
+        if keep:
+            every = _inner_steps_between_saved_states(T, problem.K, options)
+            saved = self.saved_shapes(inputs, options)
+        S = tuple([op.empty(shape, y[0]) for shape in saved[: step.states]])
+        kept = tuple([op.empty(shape, y[0]) for shape in saved[step.states :]])
+        O = tuple([op.empty((T * options.whole(i), *y[i].shape), y[i]) for i in states])
+        for s, h in zip(S, y, strict=True):
+            s[:1] = h
+        arguments = ForwardArguments(step, problem, y, S, O, kept, every)
+        op.backend(self.name, y[0]).forward(arguments)
+        return tuple([O[i] if options.whole(i) else y[i] for i in states]), (*S, *kept)
+
+    def saved_shapes(self, inputs: Inputs, options: Options) -> list[tuple[int, ...]]:
+        """The shapes of the tensors that `train` returns beside the outputs."""
+        step, problem = self.step_of(inputs), self.problem(inputs)
+        T, K, state = len(problem.x), problem.K, problem.start[0].shape
+        every = _inner_steps_between_saved_states(T, K, options)
+        count = 0 if options.recompute else T * K
+        return [(T * K // every + 1, *state)] * step.states + [(count, *state)] * step.kept
+
+    def gradients(
+        self,
+        inputs: Inputs,
+        saved: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        needed: Inputs,
+        options: Options,
+    ) -> Inputs:
+        """Gradients of all inputs; those not `needed`, a NamedTuple of bool, may be left out."""
+        step, problem = self._ready(inputs, options), self.problem(inputs)
+        S, kept, K = tuple(saved[: step.states]), tuple(saved[step.states :]), problem.K
+        ends = [op.output_gradients(v, not options.whole(i)) for i, v in enumerate(grads)]
+        G, g = zip(*ends, strict=True)
+        T, (B, n), count = len(problem.x), g[0].shape, gradients_of(type(step))
+        steps = _recomputed_steps(T) if options.recompute else op.chunk_length(T, K * count, g[0])
+        D = tuple([op.empty((steps * K, B, n), g[0]) for _ in range(count)])
+        sums, dw = InputGradients(type(step), problem, needed), []
+        V = problem.V.contiguous()
+        for lo in reversed(range(0, T, steps)):
+            at = slice(lo, min(lo + steps, T))
+            inner = slice(lo * K, at.stop * K)
+            if options.recompute:
+                S_at, kept_at = self._again(step, problem, S, at, options)
+            else:
+                S_at = tuple([s[inner.start : inner.stop + 1] for s in S])
+                kept_at = tuple([c[inner] for c in kept])
+            d = tuple([v[: inner.stop - inner.start] for v in D])
+            G_at, w = tuple([v[at] for v in G]), tuple([v[inner] for v in problem.w])
+            found, bias = op.backend(self.name, g[0]).backward(
+                BackwardArguments(step, G_at, V, w, K, len(problem.bias), g, S_at, kept_at, d)
+            )
+            dw.append(found)
+            sums.add(at, d, S_at[0], bias)
+        total = torch.cat(dw[::-1], 1) if dw else g[0].new_zeros(len(problem.w), 0)
+        return self.of_inputs(inputs, sums.all(total, g))
+
+    def _again(
+        self, step: Any, problem: Problem, S: tuple[Tensor, ...], at: slice, options: Options
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """All states of some time steps and what is kept in them, from the state before."""
+        K, steps = problem.K, at.stop - at.start
+        place = at.start // _recomputed_steps(len(problem.x)) if options.last_only else at.start
+        y, like = tuple([op.copy(s[place]) for s in S]), S[0][0]
+        inner = slice(at.start * K, at.stop * K)
+        part = problem._replace(x=problem.x[at], w=tuple([v[inner] for v in problem.w]))
+        S_at = tuple([op.states(h, steps * K) for h in y])
+        kept = tuple([op.empty((steps * K, *like.shape), like) for _ in range(step.kept)])
+        O = tuple([op.empty((0, *like.shape), like) for _ in y])
+        op.backend(self.name, like).forward(ForwardArguments(step, part, y, S_at, O, kept, 1))
+        return S_at, kept
+
+    def reason_against(self, inputs: Any) -> str | None:
+        """Why these tensors of a layer, of fitting shapes, are not supported, or None."""
+        return self.why_not_tensors(inputs.x, inputs._asdict())
+
+    def why_not_tensors(self, x: Tensor, tensors: dict[str, Tensor | None]) -> str | None:
+        """The same for tensors by name."""
+        if x.is_cpu and not op.needs_a_closer_look(x.dtype, tensors.values()):
+            return None
+        return self.unsupported(**(tensors | {"x": x}), activation="identity")
+
+    def unsupported(self, *, activation: str, **tensors: Tensor | None) -> str | None:
+        """Why the fused operation cannot take these arguments, or None where it can."""
+        kernel = self.name if self.has_triton else None
+        return op.unsupported_reason(tensors, activation, kernel=kernel)
+
+    def __call__(self, inputs: Any, options: Options) -> tuple[Tensor, ...]:
+        """The outputs, differentiable.
+
+        Raises:
+            ValueError: `unsupported` gives a reason.
+        """
+        if reason := self.unsupported(**inputs._asdict(), activation=options.activation):
+            name = "fused" if self.name == "leaky" else self.name
+            raise ValueError(f"the {name} scan does not apply: {reason}; use {self.reference_name}")
+        return self.run(inputs, options)
+
+    def run(self, inputs: Any, options: Options) -> tuple[Tensor, ...]:
+        """The same for inputs that are supported."""
+        # once for both passes
+        inputs = self.inputs._make([v if v is None else v.contiguous() for v in inputs])
+        differentiable = torch.is_grad_enabled() and any(
+            v is not None and v.requires_grad for v in inputs
+        )
+        if op.by_registered_operation(inputs.x):
+            return self._registered(inputs, options, differentiable)
+        if differentiable:
+            return _Scan.apply(self, options, *inputs)
+        return self.infer(inputs, options)
+
+    def _registered(
+        self, inputs: Any, options: Options, differentiable: bool
+    ) -> tuple[Tensor, ...]:
+        """The same by the operations of `registered`, which tracers and modes can see."""
+        if not torch.compiler.is_compiling():
+            count_flops(self)
+        states = sum([name.endswith("0") for name in inputs._fields])
+        name = f"{self.name}_train" if differentiable else self.name
+        outputs = getattr(torch.ops.fixpoint, name)(*inputs, *options)
+        return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs[:states])
+
+
+class _Scan(Function):
+    """Any `Recurrence`; a gradient of a gradient goes through its reference."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, recurrence: Recurrence[Any], options: Options, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        outputs, saved = recurrence.train(recurrence.inputs._make(tensors), options)
+        ctx.recurrence, ctx.options = recurrence, options
+        ctx.save_for_backward(*tensors, *saved)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        recurrence, options = ctx.recurrence, ctx.options
+        needed = recurrence.inputs._make(ctx.needs_input_grad[2:])
+        tensors = ctx.saved_tensors  # once: checkpoints give them once
+        inputs = recurrence.inputs._make(tensors[: len(needed)])
+        if torch.is_grad_enabled():
+            return (None, None, *differentiable(recurrence, inputs, grads, options))
+        gradients = recurrence.gradients(inputs, tensors[len(needed) :], grads, needed, options)
+        return (None, None, *only_needed(gradients, needed))
+
+
+def differentiable(
+    recurrence: Recurrence[Any], inputs: Any, grads: Sequence[Tensor], options: Options
+) -> list[Tensor | None]:
+    """Gradients that may be differentiated again, through the reference."""
+    return differentiable_gradients(
+        lambda *tensors: recurrence.reference(recurrence.inputs._make(tensors), options),
+        inputs,
+        grads,
+    )
+
+
+def _inner_steps_between_saved_states(T: int, K: int, options: Options) -> int:
+    if not options.recompute:
+        return 1
+    return K * _recomputed_steps(T) if options.last_only else K
+
+
+def _recomputed_steps(T: int) -> int:
+    """Time steps between two states that the backward pass starts from."""
+    return max(1, math.isqrt(T))
+
+
+def check_shapes(
+    tensors: dict[str, Tensor | None], expected: dict[str, tuple[int, ...]], given: str
+) -> None:
+    """Compare shapes by name.
+
+    Raises:
+        ValueError: with the shape that was expected and `given`, the shapes that it follows from.
+    """
+    for name, v in tensors.items():
+        if v is not None and v.shape != expected[name]:
+            raise ValueError(f"{name} must be {expected[name]}, not {tuple(v.shape)}; {given}")

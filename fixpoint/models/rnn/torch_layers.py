@@ -1,0 +1,212 @@
+"""torch.nn.GRU and torch.nn.LSTM with fused kernels: the same weights, arguments and results."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from fixpoint._messages import unknown_name
+from fixpoint._torch import is_exporting
+from fixpoint._validation import boolean
+from fixpoint.models.ops.common.plan import CallPlan, make_plan
+from fixpoint.models.ops.recurrence import gru, lstm
+from fixpoint.models.ops.recurrence.autograd import Options, Recurrence
+from fixpoint.models.rnn.base_cell import IMPLEMENTATIONS, Span, not_fused
+from fixpoint.models.rnn.scan import mask_nonfinite
+from fixpoint.models.rnn.stack import Stack, States
+
+
+class _Fused(Stack):
+    """A layer of torch.nn whose states come from a fused operation where one applies."""
+
+    operation: ClassVar[Recurrence[Any]]
+
+    def _choose(self, implementation: str) -> None:
+        if implementation not in IMPLEMENTATIONS:
+            raise ValueError(unknown_name("implementation", implementation, IMPLEMENTATIONS))
+        self.implementation = implementation
+        self._plans: dict[Any, CallPlan] = {}
+
+    def plan(self) -> CallPlan:
+        """How states are computed on the device of the parameters."""
+        layer: Any = self
+        device = layer.weight_hh_l0.device
+        plan = self._plans.get(device)
+        if plan is None:
+            reason = "it has a proj_size" if layer.proj_size else None
+            if device.type == "cuda":
+                reason = "cuDNN has kernels of its own"
+            plan = make_plan(self.operation.name, reason, self.hidden_size, device)
+            if not torch.compiler.is_compiling():
+                self._plans[device] = plan
+        return plan
+
+    def _states(self, x: Any, hx: States | None) -> tuple[Any, States] | None:
+        """Output and last states by the fused path, None where it does not apply."""
+        if self.implementation == "reference":
+            return None
+        plan = self.plan()
+        given = (x.data if isinstance(x, PackedSequence) else x, *(hx or ()))
+        reason = plan.reason or self._why_not(given)
+        if reason is None:
+            return self._run(x, hx, 0, False)
+        if self.implementation == "fused":
+            raise ValueError(not_fused(reason))
+        return None
+
+    def _why_not(self, given: tuple[Any, ...]) -> str | None:
+        """Why these tensors do not take the fused path, None where they do."""
+        if is_exporting():
+            return "it cannot be traced or exported"
+        layer: Any = self
+        x, *states = given
+        weights = dict(layer.named_parameters())
+        named = {f"hx[{i}]": h for i, h in enumerate(states)}
+        return self.operation.why_not_tensors(x, {"x": x, **named, **weights})
+
+    def _weights(self, name: str) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        layer: Any = self
+        ih, hh = getattr(layer, f"weight_ih_{name}"), getattr(layer, f"weight_hh_{name}")
+        if not layer.bias:
+            return ih, hh, None, None
+        return ih, hh, getattr(layer, f"bias_ih_{name}"), getattr(layer, f"bias_hh_{name}")
+
+    def _bias(self, inner: Tensor, recurrent: Tensor) -> Tensor:
+        """The bias of the operation from the two of torch."""
+        raise NotImplementedError
+
+    def _direction(
+        self, layer: int, reverse: bool, x: Tensor, start: States, span: Span
+    ) -> tuple[Tensor, States]:
+        W, V, inner, recurrent = self._weights(f"l{layer}_reverse" if reverse else f"l{layer}")
+        bias = None if inner is None or recurrent is None else self._bias(inner, recurrent)
+        x, first, good = mask_nonfinite(x, start[0])
+        inputs = self.operation.inputs(x, W, bias, V, first, *start[1:])
+        options = Options("tanh", span.last_only, False, span.others)
+        states, *others = self.operation.run(inputs, options)
+        if good is not None:
+            states = torch.where(
+                (good[-1] if span.last_only else good).unsqueeze(-1), states, torch.nan
+            )
+        return states, tuple(others)
+
+
+class GRU(_Fused, nn.GRU):
+    """torch.nn.GRU, fused: arguments, weights and results are the same, the speed is not.
+
+    `load_state_dict` takes the weights of a torch.nn.GRU and gives them back. On the CPU the whole
+    sequence is one operation, as in all layers here; on other devices, exported, under torch.func
+    and autocast it is torch's own. torch.compile leaves it out of its graph, as it does torch's.
+    A sample with a NaN has no part in any gradient.
+
+    Args:
+        implementation: "auto", "fused", which raises with the reason where the fused path does not
+            apply, or "reference", torch's own.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device,
+            dtype: see torch.nn.GRU.
+
+    Source: Cho et al. (2014), Learning phrase representations using RNN encoder-decoder for
+        statistical machine translation.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import GRU
+        >>> theirs, ours = torch.nn.GRU(3, 8), GRU(3, 8)
+        >>> _ = ours.load_state_dict(theirs.state_dict())
+        >>> x = torch.randn(5, 2, 3)
+        >>> torch.allclose(ours(x)[0], theirs(x)[0], atol=1e-6)
+        True
+    """
+
+    operation = gru.GRU
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        implementation: str = "auto",
+    ) -> None:
+        where: Any = {"device": device, "dtype": dtype}
+        options = bias, batch_first, dropout, boolean(bidirectional=bidirectional)
+        super().__init__(input_size, hidden_size, num_layers, *options, **where)
+        self._choose(implementation)
+
+    def forward(self, x: Tensor | PackedSequence, hx: Tensor | None = None) -> tuple[Any, Tensor]:
+        found = self._states(x, None if hx is None else (hx,))
+        if found is None:
+            return super().forward(x, hx)
+        return found[0], found[1][0]
+
+    def _bias(self, inner: Tensor, recurrent: Tensor) -> Tensor:
+        n = self.hidden_size
+        return torch.cat([inner[: 2 * n] + recurrent[: 2 * n], inner[2 * n :], recurrent[2 * n :]])
+
+
+class LSTM(_Fused, nn.LSTM):
+    """torch.nn.LSTM, fused: arguments, weights and results are the same, the speed is not.
+
+    See `GRU`; with a `proj_size` it is torch's own.
+
+    Args:
+        implementation: see `GRU`.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
+            device, dtype: see torch.nn.LSTM.
+
+    Source: Hochreiter, Schmidhuber (1997), Long short-term memory.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import LSTM
+        >>> output, (h_n, c_n) = LSTM(3, 8, num_layers=2)(torch.randn(5, 2, 3))
+        >>> output.shape, c_n.shape
+        (torch.Size([5, 2, 8]), torch.Size([2, 2, 8]))
+    """
+
+    operation = lstm.LSTM
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        implementation: str = "auto",
+    ) -> None:
+        where: Any = {"device": device, "dtype": dtype}
+        options = bias, batch_first, dropout, boolean(bidirectional=bidirectional), proj_size
+        super().__init__(input_size, hidden_size, num_layers, *options, **where)
+        self._choose(implementation)
+
+    def forward(
+        self, x: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Any, tuple[Tensor, Tensor]]:
+        found = self._states(x, hx)
+        if found is None:
+            return super().forward(x, hx)
+        h, c = found[1]
+        return found[0], (h, c)
+
+    def _bias(self, inner: Tensor, recurrent: Tensor) -> Tensor:
+        return inner + recurrent
+
+    def _first_states(self, x: Tensor, B: int, hx: States | None, place: int) -> States:
+        h = super()._first_states(x, B, hx, place)
+        return h if hx is not None else (*h, *h)
