@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import stored
+from fixpoint._torch import has_values, stored
 from fixpoint.solution import ConvergenceError, Result, Solution, describe_failures, has_failed
 
 OnFailure = Literal["ignore", "warn", "raise"]
@@ -34,7 +34,7 @@ def checked_failed(failed: FailedRows) -> FailedRows:
 
 def some_failed(result: Tensor) -> bool:
     """Whether a sample has failed, in any instance that torch.func.vmap hides."""
-    return bool(has_failed(stored(result)).any())
+    return has_values(result) and bool(has_failed(stored(result)).any())
 
 
 def some_lost(solution: Solution) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fixpoint._torch import has_values
 from fixpoint.failure import NonConvergenceHandler
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Solver
@@ -20,7 +21,7 @@ def check_repetition(
     handler: NonConvergenceHandler, solver: Solver, solution: Solution, z: Tensor, fz: Tensor
 ) -> None:
     """Report converged samples whose residual is above the tolerance in fz = phi(z), (B, D)."""
-    if handler.silent or not solver.has_tolerance or not len(z):
+    if handler.silent or not solver.has_tolerance or not len(z) or not has_values(z):
         return
     with torch.no_grad():
         residual, bound = _residual_and_bound(solver, z.detach(), fz.detach(), None)

@@ -7,7 +7,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fixpoint._torch import inside_forward_mode, inside_vmap, no_gradients, tree_map
+from fixpoint._torch import (
+    has_values,
+    inside_forward_mode,
+    inside_vmap,
+    no_gradients,
+    tree_map,
+)
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers._rowwise import choose_rows
@@ -62,8 +68,18 @@ def iterate(solver: Iteration, problem: Problem, z: Tensor) -> tuple[Solution, A
     with torch.set_grad_enabled(tracking and problem.track_from <= 0):
         if not solver.has_tolerance:
             return make_updates(solver, problem, z, tracking, Record(solver, z, columns))
+        if not has_values(z):
+            return _without_values(problem.phi(z)), None
         norms = Norms(z, solver.tolerance, columns)
         return _to_tolerance(solver, problem, z, tracking, norms, solver.max_iter)
+
+
+def _without_values(z: Tensor) -> Solution:
+    """The shapes of a solution, on the meta device or of fake tensors."""
+    counts = z.new_zeros(len(z), dtype=torch.int64)
+    code = z.new_zeros(len(z), dtype=torch.int8)
+    residual = z.new_zeros(len(z), dtype=torch.promote_types(z.dtype, torch.float32))
+    return Solution(z, residual, counts, 1, code, stall=code.clone())
 
 
 def _to_tolerance(

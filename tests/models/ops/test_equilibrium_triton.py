@@ -5,10 +5,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fixpoint import Anderson, Broyden, Implicit, Picard
-from fixpoint.models import ERNN, SelfFeedbackMap
+from fixpoint.models import ERNN
 from fixpoint.models.ops.common import dispatch
 from fixpoint.models.ops.equilibrium import autograd
 from fixpoint.models.ops.equilibrium.arguments import Inputs, Method
+from fixpoint.models.rnn import base_cell, equilibrium
 
 triton = pytest.importorskip("triton", reason="needs triton")
 
@@ -130,7 +131,8 @@ def test_repr_says_why_a_layer_on_a_gpu_is_not_fused(monkeypatch):
 
     with FakeTensorMode():
         weight = torch.empty(0, device=CUDA)
-    monkeypatch.setattr(SelfFeedbackMap, "parameters", lambda self: iter([weight]))
+    for module in (base_cell, equilibrium):
+        monkeypatch.setattr(module, "first_parameter", lambda module: weight)
     assert "not fused" not in text(128, Picard())
     assert "at most 128 units on a CUDA device, and the state has 129" in text(129, Picard())
     assert "must have memory of at most 8 on a CUDA device" in text(8, Anderson(memory=9))

@@ -274,7 +274,7 @@ def test_unsupported_says_why(operation):
     arguments = operation.problem(2, 3, 4, 2, grad=False)
     assert operation.unsupported(**arguments, activation="relu") is None
     factor = "A" if operation.kind == "leaky" else "p"
-    where = "on the CPU or on one CUDA device" if operation.kind == "leaky" else "on the CPU"
+    where = "on the CPU or on one CUDA device"
     for change, reason in (
         ({factor: torch.float32}, f"one dtype.*{factor} is torch.float32"),
         (dict.fromkeys(arguments, torch.bfloat16), "float32 or float64.*x is torch.bfloat16"),

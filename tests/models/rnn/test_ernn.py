@@ -10,6 +10,7 @@ from torch import nn
 from fixpoint import (
     Anderson,
     Broyden,
+    ConvergenceWarning,
     Implicit,
     InexactNewton,
     Picard,
@@ -256,7 +257,8 @@ def test_a_solve_that_diverges_is_reported():
     with torch.no_grad():
         cell.U.copy_(3 * torch.eye(5))
     layer = ERNN(3, 5, cell=cell, solver=Picard(), backward=Implicit())
-    path = layer.trajectory(sample(1, 64, 3, dtype=torch.float32))
+    with pytest.warns(ConvergenceWarning, match="64 of 64 samples did not converge"):
+        path = layer.trajectory(sample(1, 64, 3, dtype=torch.float32))
     assert (path.result >= Result.MAX_ITER).all()
     assert path.output.isfinite().all()
 

@@ -22,6 +22,8 @@ from fixpoint.models.rnn.base_layer import Recurrent
 
 T, B, d, n = 40, 3, 4, 6
 
+pytestmark = pytest.mark.filterwarnings("ignore:ERNN has steps of their own")
+
 
 class OwnCell(RecurrentCell):
     """A user's cell: a residual step of three small operations, without a fused path."""

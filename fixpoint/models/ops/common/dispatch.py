@@ -141,10 +141,14 @@ def kernels_for(n: int, device: torch.device) -> str:
 
 
 @constant_in_graphs
-@functools.cache
 def has_numba() -> bool:
     """Whether numba is there, and SciPy, without which it multiplies no matrices."""
-    return all(importlib.util.find_spec(name) is not None for name in ("numba", "scipy"))
+    return _are_installed("numba", "scipy")
+
+
+@functools.cache
+def _are_installed(*names: str) -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in names)
 
 
 @functools.cache

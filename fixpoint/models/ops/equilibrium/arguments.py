@@ -115,7 +115,7 @@ class BackwardArguments(NamedTuple):
     """Carry g, the gradient of the last state, in place to the first.
 
     At each step u = J^T u + g, J = diag(sigma') U, then the gradient of h_{t-1} is V^T d with
-    d = sigma' u. A state that is NONFINITE has no gradient.
+    d = sigma' u. A state whose solve failed has no gradient.
 
     G: (T, B, n), gradients of the states.
     C, result: of the forward pass.

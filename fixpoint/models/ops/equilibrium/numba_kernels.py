@@ -27,7 +27,12 @@ from fixpoint.models.ops.equilibrium.arguments import (
     ForwardArguments,
     Iteration,
 )
-from fixpoint.models.ops.equilibrium.numba_monitor import BEST_R, BEST_UPDATE, NONFINITE
+from fixpoint.models.ops.equilibrium.numba_monitor import (
+    BEST_R,
+    BEST_UPDATE,
+    CONVERGED,
+    FIXED_STEPS,
+)
 from fixpoint.models.ops.equilibrium.numba_plain import AFFINE
 from fixpoint.models.ops.equilibrium.numba_solvers import new_block, new_state, solve_block
 
@@ -153,7 +158,7 @@ def _backward(  # type: ignore[no-untyped-def]
                 s[j] = slope(code, one, c[j])
                 y[j] += incoming[j]
             for i in range(m):
-                if ended[t, lo + i] == NONFINITE:
+                if ended[t, lo + i] > FIXED_STEPS:  # a sample that failed has no gradient
                     e[i] = zero
                     slopes[i] = zero
                 size[i] = scale_row(e[i], block.q[i])
@@ -165,8 +170,10 @@ def _backward(  # type: ignore[no-untyped-def]
                 block, u, final[:m], affine, U, steps[min(t, len(steps) - 1)], state, rtol, atol,
             )  # fmt: skip
             for i in range(m):
+                solved = block.codes[i] == CONVERGED
                 for j in range(n):
-                    d[i, j] = u[i, j] * size[i] * slopes[i, j]
+                    u[i, j] *= size[i]
+                    d[i, j] = u[i, j] * slopes[i, j] if solved else zero
                 iterations[t, lo + i] = block.iterations[i]
                 residual[t, lo + i] = block.history[i, BEST_R]
                 result[t, lo + i] = block.codes[i]

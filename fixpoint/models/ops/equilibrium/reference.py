@@ -38,8 +38,8 @@ def equilibrium_reference(inputs: Inputs, method: Method, *, steps: Tensor | Non
     if steps is not None:
         solver = GivenSteps(steps, max_iter=steps.shape[1], rtol=solver.rtol, atol=solver.atol)
     if isinstance(backward, Implicit):
-        backward = Implicit(backward.solver, failed="keep", on_failure="ignore")
-    solve = FixedPoint(solver, backward, failed="keep", on_failure="ignore")
+        backward = Implicit(backward.solver, on_failure="ignore")
+    solve = FixedPoint(solver, backward, on_failure="ignore")
     states = []
     for t, u in enumerate(linear(x, W, bias)):
         q = torch.addmm(u, h, V.mT)

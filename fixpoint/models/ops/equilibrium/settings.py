@@ -28,6 +28,8 @@ def unsupported_method(solver: Solver, backward: object, device: torch.device) -
         return _why_not_unrolled(solver, backward)
     if not isinstance(backward, Implicit):
         return f"it differentiates by Implicit() or Unrolled(), not {type(backward).__name__}"
+    if backward.failed != "zero":
+        return f'samples that fail have no gradient there, and it has failed="{backward.failed}"'
     if backward.reuse_factors:
         return "it starts each adjoint solve at its right side, without reuse_factors"
     for what, used in (("solver", solver), ("adjoint solver", backward.solver)):

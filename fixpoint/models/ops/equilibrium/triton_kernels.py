@@ -36,7 +36,7 @@ from fixpoint.models.ops.equilibrium.arguments import (
     Iteration,
     Report,
 )
-from fixpoint.models.ops.equilibrium.triton_monitor import NONFINITE
+from fixpoint.models.ops.equilibrium.triton_monitor import CONVERGED, FIXED_STEPS
 from fixpoint.models.ops.equilibrium.triton_solver import solve_block
 
 MAX_SIZE = MAX_SIZE_ON_CUDA
@@ -159,7 +159,7 @@ def _backward(  # type: ignore[no-untyped-def]
         G -= back
         C -= back
         incoming_next, c_next = load_block(G, at, inside), load_block(C, at, inside)
-        lost = tl.load(ended + B.to(tl.int64) * t + row, mask=exists, other=0) == NONFINITE
+        lost = tl.load(ended + B.to(tl.int64) * t + row, mask=exists, other=0) > FIXED_STEPS
         e = tl.where(lost[:, None], 0.0, e + incoming)
         slope = tl.where(lost[:, None] | ~inside, 0.0, activation_slope(c, ACTIVATION))
         size = tl.max(tl.abs(e), 1)
@@ -169,7 +169,8 @@ def _backward(  # type: ignore[no-untyped-def]
             unit, U, slope, unit, exists, inside, steps, max_iter, rtol, atol, n, ACTIVATION,
             True, MEMORY,
         )  # fmt: skip
-        d = u * size * slope
+        u *= size
+        d = tl.where((code == CONVERGED)[:, None], u * slope, 0.0)
         tl.store(D + at, d, mask=inside)
         D -= block
         tl.store(adjoint + at, u, mask=inside)

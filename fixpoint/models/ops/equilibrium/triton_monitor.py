@@ -11,6 +11,7 @@ from fixpoint.solution import Result, Stall
 from fixpoint.solvers.loop import rules
 
 CONVERGED = tl.constexpr(int(Result.CONVERGED))
+FIXED_STEPS = tl.constexpr(int(Result.FIXED_STEPS))
 MAX_ITER = tl.constexpr(int(Result.MAX_ITER))
 NONFINITE = tl.constexpr(int(Result.NONFINITE))
 NO_PROGRESS = tl.constexpr(int(Result.STALLED) + _STALL * int(Stall.NO_PROGRESS))
