@@ -273,7 +273,7 @@ def _of_epoch(model: nn.Module, x: Tensor) -> dict[str, float | None]:
 def _solve_statistics(model: nn.Module, x: Tensor) -> dict[str, Any]:
     """How the solves of the model went, over all sequences of x and time steps."""
     layer = _layer(model)
-    if not isinstance(layer, ERNN):
+    if not isinstance(layer, ERNN) or layer.num_layers > 1:
         return _NO_STATISTICS
     features = _features(model, x)
     path = layer.trajectory(features)
@@ -291,7 +291,7 @@ def _solve_statistics(model: nn.Module, x: Tensor) -> dict[str, Any]:
 @torch.no_grad()
 def _profile(model: nn.Module, windows: Tensor) -> dict[str, Any] | None:
     layer = _layer(model)
-    if not isinstance(layer, ERNN):
+    if not isinstance(layer, ERNN) or layer.num_layers > 1:
         return None
     try:
         profile = contraction_profile(layer, _features(model, windows))

@@ -140,7 +140,11 @@ def _train_recipe(
                 logs.add(epoch)
             report(epoch)
 
-        return run_experiment(recipe, prepare(recipe).data, note, folder=folder, fabric=fabric)
+        ready = prepare(recipe)
+        if folder and fabric.is_global_zero:
+            folder.mkdir(parents=True, exist_ok=True)
+            ready.form.save(folder)
+        return run_experiment(recipe, ready.data, note, folder=folder, fabric=fabric)
 
     def trial(choice: Recipe) -> Record:
         # Each trial is a recipe of its own, finished or not on its own.

@@ -60,6 +60,8 @@ def _standard(layer: Callable[..., nn.Module], **names: str) -> Layer:
     def build(options: Model, input_size: int, timesteps: int) -> nn.Module:
         values = {own: getattr(options, name) for name, own in names.items()}
         given = {own: value for own, value in values.items() if value is not None}
+        if options.num_layers > 1:
+            given["num_layers"] = options.num_layers
         return layer(input_size, options.hidden, batch_first=True, **given)
 
     return Layer(build, tuple(names))
@@ -74,13 +76,24 @@ def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
         of_solver |= {"rtol": options.rtol, "atol": 0.1 * options.rtol}
     names = ("nonlinearity", "bound", "rank", "init")
     of_cell = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    cell: Any = _cell(str(options.cell), input_size, options.hidden, of_cell)
+    if options.num_layers > 1:
+        if options.cell != "jordan":
+            raise ValueError(
+                f"the {options.cell} cell has one layer; got model.num_layers="
+                f"{options.num_layers}: take the jordan cell, or one layer"
+            )
+        cell, of_cell = "jordan", of_cell | {"num_layers": options.num_layers}
+    else:
+        of_cell = {}
     return ERNN(
         input_size,
         options.hidden,
-        cell=_cell(str(options.cell), input_size, options.hidden, of_cell),
+        cell=cell,
         solver=named("solver", str(options.solver), SOLVERS)(**of_solver),
         backward=BACKWARDS[str(options.backward)](),
         batch_first=True,
+        **of_cell,
     )
 
 

@@ -12,13 +12,15 @@ from fixpoint.data import (
     Dataset,
     check_vectors,
     drop_nonfinite,
+    find_normalization,
     fingerprint,
     load_dataset,
-    normalize,
+    normalize_by,
     validation_split,
 )
 from fixpoint.data.storage import expand
 from fixpoint.training.engine.checkpoint import replace_file
+from fixpoint.training.engine.run_form import InputForm
 from fixpoint.training.recipe.schema import Data, Recipe, Training
 
 ORIGIN = "data.json"
@@ -26,10 +28,15 @@ ORIGIN = "data.json"
 
 
 class Prepared(NamedTuple):
-    """Data ready for training, and how many training windows were left out for NaN or inf."""
+    """Data ready for training.
+
+    dropped: training windows that were left out for NaN or inf.
+    form: of the windows before the normalization.
+    """
 
     data: Dataset
     dropped: int
+    form: InputForm
 
 
 def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
@@ -63,9 +70,13 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
     rotated = recipe.training.rotate > 0
     if rotated:
         check_vectors(data)
-    if recipe.data.normalize != "none" and data.kind == "classification":
-        data = normalize(data, recipe.data.normalize, late=rotated)
-    return Prepared(data, dropped)
+    if data.kind != "classification":
+        return Prepared(data, dropped, InputForm.of(data, None))
+    found = find_normalization(data, recipe.data.normalize)
+    form = InputForm.of(data, found)
+    if recipe.data.normalize != "none":
+        data = normalize_by(data, found, late=rotated)
+    return Prepared(data, dropped, form)
 
 
 def save_origin(recipe: Recipe, folder: Path) -> None:
