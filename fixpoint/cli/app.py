@@ -17,6 +17,7 @@ from fixpoint.cli.signals import raise_on_signals
 COMMANDS = {
     "train": "Train one model as a recipe says.",
     "compare": "Train models with each solver and backward; compare accuracy, time, convergence.",
+    "predict": "Classify new windows, or recordings cut as in the training, by a trained model.",
     "diagnose": "Say in plain sentences, and draw, whether a trained model converges on its data.",
     "export": "Write a trained network as a C program without dependencies, or as an ONNX graph.",
     "report": "Write one self-contained page of finished runs; also tables as LaTeX and CSV.",

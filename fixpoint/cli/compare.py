@@ -32,7 +32,12 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 @recipe_options(
-    "hidden", "epochs", "batch_size", "lr", "device", defaults=True, shown={"lr": "per cell"}
+    *("hidden", "epochs", "batch_size", "lr", "device"),
+    *("window", "step", "label", "subject", "time", "channels", "fill"),
+    defaults=True,
+    shown={"lr": "per cell"}
+    | dict.fromkeys(("window", "step", "label", "subject", "time"), "")
+    | dict.fromkeys(("channels", "fill"), ""),
 )
 def compare(
     *,

@@ -135,7 +135,8 @@ def override(
     if plugins:
         base = base.changed(plugins=[*base.model.plugins, *map(plugin_place, plugins)])
     base = base.changed(**dict(parse_setting(text) for text in settings or []))
-    return base.changed(**flags)
+    listed = {name: split(value) for name, value in flags.items() if name == "channels"}
+    return base.changed(**flags | listed)
 
 
 def keys_of(settings: list[str] | None) -> set[str]:

@@ -20,6 +20,7 @@ app = typer.Typer(add_completion=False)
 @recipe_options(
     *("dataset", "model", "hidden", "cell", "solver", "max_iter", "backward", "epochs"),
     *("batch_size", "lr", "optimizer", "schedule", "seed", "device", "devices", "precision"),
+    *("window", "step", "label", "subject", "time", "channels", "fill"),
 )
 def train(
     *,

@@ -16,12 +16,14 @@ from fixpoint.data.preprocessing import (
     normalize,
     normalize_by,
 )
+from fixpoint.data.recordings import Cutting
 from fixpoint.data.registry import DATASETS, SOURCES, fingerprint, load_dataset
 from fixpoint.data.splits import validation_split
 
 __all__ = [
     "DATASETS",
     "SOURCES",
+    "Cutting",
     "Dataset",
     "Kind",
     "Normalization",

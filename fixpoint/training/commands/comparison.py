@@ -123,7 +123,7 @@ def buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
     good: list[Recipe] = []
     refused: list[ValueError] = []
     for run in runs:
-        data, dropped = prepared(run)
+        data, dropped, _ = prepared(run)
         if run.data not in shown:
             shown.add(run.data)
             say(console, f"{data!r}, normalized per {run.data.normalize}")
