@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 from fixpoint import __version__
 from fixpoint._messages import meant_by
 from fixpoint.cli.errors import fail
+from fixpoint.cli.given import check_options
 from fixpoint.cli.groups import NamedCommands
 from fixpoint.cli.signals import raise_on_signals
 
@@ -67,6 +68,8 @@ class _Commands(NamedCommands):
             module, app = PLACES.get(name, f"{name}:app").split(":")
             chosen = getattr(import_module(f"fixpoint.cli.{module}"), app)
             command = typer.main.get_command(chosen)
+            if isinstance(command, TyperCommand):
+                check_options(command, rest)
         raise_on_signals()
         return name, command, rest
 

@@ -32,6 +32,7 @@ from fixpoint.training.engine.memory import PeakMemory
 from fixpoint.training.engine.model_factory import make_model
 from fixpoint.training.engine.tasks import make_task
 from fixpoint.training.recipe.schema import Machine, Recipe
+from fixpoint.training.results.store import seconds_per_epoch
 
 _NO_STATISTICS: dict[str, Any] = dict.fromkeys(
     ("mean_iterations", "mean_residual", "gap", "fraction_converged")
@@ -152,6 +153,8 @@ def _run(
         "label": recipe.label,
         **_summary(epochs, task.metric),
         "guessing_loss": task.guessing_loss(),
+        **({} if lost else task.class_scores(model)),
+        "notes": list(data.notes),
         "parameters": parameter_count(model),
         "size_kb": size_kb(model),
         **(_NO_STATISTICS if lost else _solve_statistics(model, probe)),
@@ -179,7 +182,7 @@ def _summary(epochs: list[Epoch], metric: str) -> dict[str, Any]:
         f"{metric}_best": max(values, key=rank(metric)),
         f"{metric}_chosen": values[best_epoch(epochs, metric)] if validated else None,
         "loss": epochs[-1].train_loss,
-        "seconds_per_epoch": sum(e.seconds for e in epochs) / len(epochs),
+        "seconds_per_epoch": seconds_per_epoch([e.seconds for e in epochs]),
         "peak_memory_mib": max(memory, default=None),
     }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed
@@ -13,9 +12,9 @@ from lightning_fabric import Fabric
 from rich.console import Console
 
 from fixpoint.training.commands.console import say
-from fixpoint.training.commands.progress import RunProgress
+from fixpoint.training.commands.progress import make_progress
 from fixpoint.training.engine.fit import Epoch
-from fixpoint.training.engine.model_factory import resolve
+from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.engine.run_data import prepare, save_origin
 from fixpoint.training.experiment import build_model, make_fabric, run_experiment, tuned
 from fixpoint.training.recipe.schema import Recipe
@@ -49,7 +48,7 @@ def train_and_show(
         OSError: a data file is missing, a file cannot be written, or another process trains this
             recipe.
     """
-    recipe = replace(recipe, model=resolve(recipe.model))
+    recipe = resolved(recipe)
     check_loggers(loggers)
     build_model(recipe, prepare(recipe).data)
     fabric = make_fabric(recipe.machine)
@@ -87,7 +86,7 @@ def _train(
         _show(console, done)
         return done
     say(console, f"{recipe.label} on {recipe.data.dataset}: {folder}")
-    with RunProgress(console, [recipe]) as progress:
+    with make_progress(console, [recipe]) as progress:
         record = _train_recipe(
             recipe,
             folder,
@@ -111,13 +110,14 @@ def train_recipe(
 
     Args:
         recipe: what to run; unfinished checkpoints of it in `out` are continued.
-        out: its checkpoints are in `out/KEY`; None keeps nothing.
+        out: its checkpoints are in `out/KEY`, with the key of the resolved recipe; None keeps
+            nothing.
         report: called after each epoch, those of the choice included.
 
     Raises:
         OSError: another process trains this recipe, or a file cannot be written.
     """
-    fabric = make_fabric(recipe.machine)
+    recipe, fabric = resolved(recipe), make_fabric(recipe.machine)
     if out is None:
         return _train_recipe(recipe, None, report, fabric=fabric)
     with _alone_in(out / recipe.key):

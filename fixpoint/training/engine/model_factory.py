@@ -29,7 +29,7 @@ from fixpoint.models import (
 )
 from fixpoint.solvers import SOLVERS
 from fixpoint.training.recipe.plugins import load_plugin, named
-from fixpoint.training.recipe.schema import Model
+from fixpoint.training.recipe.schema import Model, Recipe
 
 BACKWARDS: dict[str, type[Backward]] = {
     "unrolled": Unrolled,
@@ -160,6 +160,11 @@ def resolve(options: Model) -> Model:
         rtol=1e-3 if options.rtol is None and not learned else options.rtol,
         bound=0.8 if options.bound is None and bounded else options.bound,
     )
+
+
+def resolved(recipe: Recipe) -> Recipe:
+    """The recipe with the defaults of its model filled in, whose key names a run."""
+    return replace(recipe, model=resolve(recipe.model))
 
 
 def make_model(options: Model, data: Dataset, *, bptt: int = 300) -> nn.Module:
