@@ -40,7 +40,9 @@ def train(
     ] = False,
     logger: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A logger that a plugin registers; repeatable."),
+        typer.Option(
+            metavar="NAME", help="mlflow, wandb, or one that a plugin registers; repeatable."
+        ),
     ] = None,
     flags: dict[str, Any],
 ) -> None:

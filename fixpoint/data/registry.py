@@ -108,6 +108,8 @@ def check_name(name: str) -> None:
 
     >>> check_name("har2")
     """
+    if not name.isprintable() and any("\ud800" <= c <= "\udfff" for c in name):
+        raise ValueError(f"the name {name!r} is not UTF-8: rename the file")
     if name in DATASETS or os.path.exists(expand(name)):
         return
     if any(character in name for character in "./\\"):

@@ -153,10 +153,47 @@ def test_a_folder_that_cannot_be_written(tmp_path, below):
 
 
 @pytest.mark.parametrize("line", ["loss", "5", "{}"])
-def test_results_that_cannot_be_read(tmp_path, line):
+@pytest.mark.filterwarnings("default")
+def test_results_that_cannot_be_read_are_named(tmp_path, line):
     (tmp_path / "runs.jsonl").write_text(f"{line}\n")
-    result = run(*SMALL, "--out", str(tmp_path))
-    assert_one_line(result, "line 1 of .*runs.jsonl .*remove that line, or use another --out")
+    result = run("report", str(tmp_path))
+    assert result.exit_code == 2
+    first, second = result.stderr.splitlines()
+    assert first.endswith("runs.jsonl: not a record of a run, skipped")
+    assert first.startswith("fixpoint: warning: line 1 of ")
+    assert "no run is recorded in" in second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--epochs", "1", "--epochs=5"], "--epochs is given twice: give it once"),
+        (
+            ["train", "--epochs", "1", "--set", "training.epochs=5"],
+            "training.epochs is given twice, by --epochs and --set: give it once",
+        ),
+        (
+            ["train", "--set", "lr=1.0", "--set", "training.lr=2.0"],
+            "training.lr is given twice, by --set and --set: give it once",
+        ),
+        (
+            ["compare", "--models", "rnn", "--set", "model.model=lstm"],
+            "model is set by --models here: leave it out of --set",
+        ),
+        (["compare", "--set", "training.seed=7"], "seed is set by --seeds here"),
+        (["compare", "--cluster", ""], "--cluster is empty: give a value, or leave it out"),
+        (["compare", "--out="], "--out is empty"),
+        (["export", "run", "--bits", "0"], "--bits must be 32, 16 or 8; got 0"),
+        (["report", "none/TYPO"], "there is no folder or file none/TYPO"),
+        (["compare", "--cluster", "x", "--models", "rnn"], "--cluster takes the address that"),
+        (["train", "--dataset", "a\udcff.npz"], "is not UTF-8: rename the file"),
+    ],
+)
+def test_options_given_twice_empty_or_mistyped(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_damaged_data_file(tmp_path):

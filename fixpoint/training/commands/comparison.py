@@ -25,8 +25,9 @@ from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.results.aggregate import by_dataset, groups
 from fixpoint.training.results.html_report import render
 from fixpoint.training.results.store import Record, Records, open_records, read_file
+from fixpoint.training.results.summary import summary
 from fixpoint.training.results.table import comparison_table
-from fixpoint.training.results.verdict import divergence, findings
+from fixpoint.training.results.verdict import divergence, shared_findings
 
 
 def run_comparison(
@@ -140,10 +141,15 @@ def show(console: Console, records: list[Record], out: Path, formats: Sequence[s
     """A table for each data set, what the numbers mean, and the figure of the condition."""
     for group in by_dataset(records).values():
         console.print(comparison_table(group))
-    for record in records:
-        first = record["run"]["seed"] == records[0]["run"]["seed"]
-        text = findings(record) if first or divergence(record) else None
-        if text:
+    shown = [
+        record
+        for record in records
+        if record["run"]["seed"] == records[0]["run"]["seed"] or divergence(record)
+    ]
+    for text in shared_findings(shown):
+        say(console, text)
+    for group in by_dataset(records).values():
+        for text in summary(group):
             say(console, text)
     if records:
         solved = [r for r in records if r["contraction"]]

@@ -19,6 +19,7 @@ from fixpoint.training.engine.run_data import prepare, save_origin
 from fixpoint.training.experiment import build_model, make_fabric, run_experiment, tuned
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.recipe.toml import RECIPE, write_recipe
+from fixpoint.training.results.confusion import confusion_table, draw_confusion
 from fixpoint.training.results.logs import Logs, check_loggers
 from fixpoint.training.results.store import Record, Records, open_records
 from fixpoint.training.results.table import comparison_table
@@ -99,7 +100,9 @@ def _train(
         records.append(record)
     fabric.barrier()
     _show(console, record)
-    say(console, f"Results: {out / 'runs.jsonl'}   Weights: {folder}")
+    picture = draw_confusion(record, folder / "confusion.png") if records else None
+    drawn = f"   Confusion: {picture}" if picture else ""
+    say(console, f"Results: {out / 'runs.jsonl'}   Weights: {folder}{drawn}")
     return record
 
 
@@ -191,5 +194,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def _show(console: Console, record: Record) -> None:
     console.print(comparison_table([record]))
+    if table := confusion_table(record):
+        console.print(table)
     if text := findings(record):
         say(console, text)

@@ -211,14 +211,16 @@ def test_a_file_that_is_being_written_is_left_as_it_is(tmp_path, records):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"key": "x"}\n', r"record x in .*runs\.jsonl lacks run, .*: remove that line"),
-        (b"\xff\n", r"line 1 of .*runs\.jsonl is not a valid record"),
+        (b'{"key": "x"}\n', r"record x in .*runs\.jsonl lacks run, .*, left out"),
+        (b"\xff\n", r"line 1 of .*runs\.jsonl: not a record of a run, skipped"),
     ],
 )
-def test_a_line_that_is_not_a_run_is_named(tmp_path, content, message):
-    (tmp_path / "runs.jsonl").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        write_report([tmp_path], tmp_path / "page.html")
+def test_a_line_that_is_not_a_run_is_named_and_left_out(tmp_path, content, message, records):
+    Records(tmp_path).append(records[0])
+    with (tmp_path / "runs.jsonl").open("ab") as file:
+        file.write(content)
+    with pytest.warns(UserWarning, match=message):
+        assert write_report([tmp_path], tmp_path / "page.html") == 1
 
 
 def test_a_folder_as_the_page_is_refused(tmp_path, records):
