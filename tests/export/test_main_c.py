@@ -159,7 +159,7 @@ def test_two_networks_fit_into_one_firmware(windows, tmp_path):
         "static float window[GAIT_TIMESTEPS * TREMOR_INPUTS];\n"
         "int main(void)\n{\n"
         '    FILE *file = fopen("w.bin", "rb");\n'
-        "    if (file == NULL || fread(window, 4, 1152, file) != 1152) {\n        return 1;\n    }\n"
+        "    if (file == NULL || fread(window, 4, 1152, file) != 1152)\n        return 1;\n"
         '    printf("%d %d\\n", gait_classify(window), tremor_classify(window));\n'
         "    return 0;\n}\n"
     )

@@ -28,7 +28,7 @@ SPREADS = np.array([12.0, 0.3, 0.0004])
 
 
 def signals(count=400, T=30, *, seed=0):
-    """Pressure in Pa, kelvin and degrees of latitude: two classes of waves, and where they drift."""
+    """Pressure in Pa, kelvin and degrees of latitude: two classes of waves, which drift."""
     draw = np.random.default_rng(seed)
     y = draw.integers(0, 2, count)
     t = np.arange(T)[:, None]

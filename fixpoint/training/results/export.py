@@ -77,8 +77,8 @@ def _latex_confusion(group: list[Record]) -> list[str]:
     return [
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{latex_text(name)} on {latex_text(run['dataset'])}: test windows of each class "
-        r"(row) by the predicted one, recall and F1.}",
+        rf"\caption{{{latex_text(name)} on {latex_text(run['dataset'])}: test windows of each "
+        r"class (row) by the predicted one, recall and F1.}",
         rf"\begin{{tabular}}{{l{'r' * (len(classes) + 2)}}}",
         r"\toprule",
         " & ".join(map(latex_text, ["true class", *classes, "recall %", "F1 %"])) + r" \\",
