@@ -81,7 +81,7 @@ def load(source: Any, *, name: str = "recording", **cutting: Any) -> Dataset:
     options = Cutting(**cutting)
     if not isinstance(source, str | os.PathLike):
         return _cut(Path(name), [read_recording(source, options, name)], options)
-    path = expand(source)
+    path = expand(os.fspath(source))
     notes: tuple[str, ...] = ()
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}: give an .npz file or a folder")

@@ -149,7 +149,7 @@ def _labels(path: Path, key: str, ids: np.ndarray, count: int, of: str) -> np.nd
 
 
 def _check_missing(path: Path, key: str, ids: np.ndarray) -> None:
-    """Refuse names that stand for a missing label, as those that astype(str) makes of NaN."""
+    """Refuse names that stand for a missing label, as astype(str) writes NaN."""
     missing = np.isin(ids, ["", "nan", "NaN", "<NA>"]) if ids.dtype.kind == "U" else np.zeros(1)
     if missing.any():
         raise ValueError(

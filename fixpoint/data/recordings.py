@@ -128,7 +128,7 @@ def read_recordings(path: Path, cutting: Cutting) -> list[Recording]:
     files = tables_in(path) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path} has no CSV files: give the folder of the recordings")
-    found = []
+    found: list[Recording] = []
     for file in files:
         recording = read_recording(parse_columns(file.read_bytes(), str(file)), cutting, str(file))
         size = len(recording.values)

@@ -145,7 +145,7 @@ class IntegerInput:
             return np.ones(len(windows), bool)
         x = windows.float().numpy()
         steps = (np.isfinite(self._float_product(x[:, t], t)).all(1) for t in range(x.shape[1]))
-        return np.stack(list(steps)).all(0)
+        return np.logical_and.reduce(list(steps), dtype=bool)
 
     @property
     def bound(self) -> float:

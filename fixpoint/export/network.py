@@ -73,7 +73,7 @@ class Network:
 
     @property
     def own_steps(self) -> tuple[str, ...]:
-        """Names of the constants of which time steps have their own: T steps at most then."""
+        """Names of the constants that differ from step to step: there are T steps at most then."""
         own = {
             "normalization": self.inputs.rows > 1,
             "step sizes": any(layer.timesteps > 1 for layer in self.layers),

@@ -73,7 +73,7 @@ class InputScale:
 
     @property
     def is_identity(self) -> bool:
-        """Whether samples stay as they are."""
+        """Whether samples are unchanged."""
         zero = not bool(self.offset.any() or self.mean.any() or self.asinh)
         return zero and bool((self.scale == 1).all())
 
@@ -100,13 +100,12 @@ class InputScale:
 
 
 def _check(offset: Tensor, center: Tensor, scale: Tensor) -> None:
-    small = np.finfo(np.float32).tiny
-    huge = np.finfo(np.float32).max
-    held = scale.isfinite() & (scale >= small) & (scale <= huge) & (center.abs() <= huge)
-    if not bool(held.all()):
-        worst = (1 / scale[~held])[0].item()
+    small, huge = (float(v) for v in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
+    fits = scale.isfinite() & (scale >= small) & (scale <= huge) & (center.abs() <= huge)
+    if not bool(fits.all()):
+        worst = (1 / scale[~fits])[0].item()
         raise ValueError(
-            f"channel {_channel(~held)} varies by {worst:.3g}, which a program in float32 cannot "
+            f"channel {_channel(~fits)} varies by {worst:.3g}, which a program in float32 cannot "
             "hold: train on other units, as by x / x.std()"
         )
     error = torch.where(scale == 1, 0.0, _EPS * center.abs() * scale)

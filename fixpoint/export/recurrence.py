@@ -15,7 +15,7 @@ Factors = tuple[Tensor, ...]
 """A matrix as a product of one or two factors, the left one first."""
 
 Observer = Callable[[str, Tensor], Tensor]
-"""Called with the name and value of each intermediate result; gives the value to go on with."""
+"""Called with the name and value of each intermediate result; returns the value to use."""
 
 Kind = Literal["leaky", "mixed", "gru", "lstm"]
 

@@ -173,7 +173,7 @@ def test_two_networks_fit_into_one_firmware(windows, tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["", "2a", "a-b", "Gait", "é"])
-def test_a_prefix_that_is_no_c_name_is_refused(prefix, tmp_path):
+def test_other_prefixes_are_refused(prefix, tmp_path):
     with pytest.raises(ValueError, match="--prefix must be lower case letters"):
         write_c(random_network(), tmp_path, title="a test", prefix=prefix)
 

@@ -195,7 +195,7 @@ def test_a_normalization_that_float32_cannot_hold_is_refused(center, spread, mes
         InputScale.of(given)
 
 
-def test_a_constant_column_stays_0(tmp_path):
+def test_a_constant_column_is_0(tmp_path):
     center = torch.tensor([123456789.123, 0.0], dtype=torch.float64)
     scale = InputScale.of(Normalization(center, torch.ones(2, dtype=torch.float64)))
     assert scale.apply(center.float()[None], 0).tolist() == [[0.0, 0.0]]

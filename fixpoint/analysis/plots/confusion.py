@@ -22,7 +22,7 @@ def confusion_figure(matrix: Sequence[Sequence[int]], classes: Sequence[str]) ->
         1
     """
     size = max(3.0, 0.5 * len(classes) + 2.0)
-    figure = Figure(figsize=(size, size), layout="constrained")
+    figure = Figure(figsize=(size, size))
     axes = figure.add_subplot()
     fractions = [[count / max(sum(row), 1) for count in row] for row in matrix]
     axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)

@@ -128,8 +128,10 @@ def _of_layer(layer: Recurrence) -> list[Array]:
 
 def _values(network: Network | IntegerNetwork, title: str) -> dict[str, Any]:
     """What the templates take."""
-    integers = isinstance(network, IntegerNetwork)
+    own: dict[str, Any] = {"bits": 32, "samples": "float"}
     source = network.network if isinstance(network, IntegerNetwork) else network
+    if isinstance(network, IntegerNetwork):
+        own = network.template_values
     layers = [_layer_values(network, i) for i in range(len(source.layers))]
     functions: set[str] = set().union(*(layer.functions for layer in source.layers))
     return {
@@ -152,7 +154,7 @@ def _values(network: Network | IntegerNetwork, title: str) -> dict[str, Any]:
         "widest": max(source.input_size, *(layer["n"] for layer in layers)),
         "by_time": source.inputs.rows > 1,
         "arrays": [_written(array) for array in constants(network)],
-        **(network.template_values if integers else {"bits": 32, "samples": "float"}),
+        **own,
     }
 
 

@@ -22,7 +22,7 @@ def read_failed(out: Path) -> dict[str, str]:
 
 
 def write_failed(out: Path, failed: dict[str, str], tried: set[str]) -> None:
-    """Note the runs that failed now; of those that were not tried the earlier reason stays."""
+    """Note the runs that failed now; the others keep their earlier reason."""
     kept = {key: reason for key, reason in read_failed(out).items() if key not in tried}
     if kept | failed:
         replace_file(out / FAILED, json.dumps(kept | failed, indent=1).encode())

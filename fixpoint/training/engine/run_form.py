@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,7 +44,8 @@ class InputForm(NamedTuple):
         return cls(
             data.name,
             data.kind,
-            *data.x_train.shape[1:],
+            data.x_train.shape[1],
+            data.x_train.shape[2],
             data.lengths_train is not None,
             data.channels,
             data.classes,
@@ -54,13 +55,19 @@ class InputForm(NamedTuple):
     def blank(self) -> Dataset:
         """A data set of this form without a window, for which a model can be built."""
         parts = ("train", "test")
-        windows = {f"x_{part}": torch.zeros(0, self.timesteps, self.size) for part in parts}
-        integers = torch.zeros(0, dtype=torch.int64)
+        empty: dict[str, Any] = {
+            f"x_{part}": torch.zeros(0, self.timesteps, self.size) for part in parts
+        }
         names = ("y", "lengths") if self.lengths else ("y",)
-        rest = {f"{name}_{part}": integers for name in names for part in parts}
-        terms = {"license": "your own data", "citation": "your own data"}
+        for name in names:
+            empty |= {f"{name}_{part}": torch.zeros(0, dtype=torch.int64) for part in parts}
         return Dataset(
-            name=self.name, classes=self.classes, channels=self.channels, **windows, **rest, **terms
+            name=self.name,
+            classes=self.classes,
+            channels=self.channels,
+            license="your own data",
+            citation="your own data",
+            **empty,
         )
 
     def save(self, folder: Path) -> None:

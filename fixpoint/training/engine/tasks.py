@@ -119,7 +119,11 @@ class Classification:
     @torch.no_grad()
     def class_scores(self, model: nn.Module) -> dict[str, Any]:
         data = self.data
-        logits = _logits(model, data.x_test, data.inputs, data.lengths_test)
+        dtype = next(model.parameters()).dtype
+        model.eval()
+        logits = _logits(
+            model, data.x_test, lambda rows: _of_dtype(data.inputs(rows), dtype), data.lengths_test
+        )
         good = logits.isfinite().all(1)
         found = confusion_matrix(data.y_test[good], logits[good].argmax(1), len(data.classes))
         return {"classes": list(data.classes), **scores_by_class(found, data.y_test)}
@@ -243,6 +247,11 @@ def _logits(
     """Logits, (N, C), of stored rows."""
     parts = [x.split(batch_size)] + ([] if lengths is None else [lengths.split(batch_size)])
     return torch.cat([model(inputs(rows), *ends) for rows, *ends in zip(*parts, strict=True)])
+
+
+def _of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values in the dtype of the weights; word ids as they are."""
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 def balanced_weights(y: Tensor, classes: int) -> Tensor:

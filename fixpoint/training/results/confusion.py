@@ -80,7 +80,7 @@ def draw_confusion(record: Record, path: Path) -> Path | None:
         return None
     from fixpoint.analysis.plots import confusion_figure
 
-    confusion_figure(matrix, record["classes"]).savefig(path)
+    confusion_figure(matrix, record["classes"]).savefig(path, bbox_inches="tight")
     return path
 
 

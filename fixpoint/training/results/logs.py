@@ -6,6 +6,7 @@ import csv
 import io
 import shutil
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,7 @@ def _of_lightning(package: str, kind: str, /, **options: Any) -> Callable[[Path]
 
     def make(folder: Path) -> Callable[[Epoch], None]:
         try:
-            from pytorch_lightning import loggers
+            loggers = import_module("pytorch_lightning.loggers")
 
             of_run = {key: value.format(folder=folder) for key, value in options.items()}
             logger: Any = getattr(loggers, kind)(**of_run)

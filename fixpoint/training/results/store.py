@@ -71,7 +71,7 @@ class Records:
 def read_file(path: Path) -> list[Record]:
     """The records in a file, which is left as it is; a last line still being written is left out.
 
-    Other lines that are no record are skipped, with a warning that names them.
+    Other lines that are not records are skipped, with a warning that names them.
 
     Raises:
         OSError: the file cannot be read.

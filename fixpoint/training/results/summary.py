@@ -67,8 +67,11 @@ def _spread(row: list[Record], scores: list[float]) -> float:
 
 def _fastest(rows: list[list[Record]], names: dict[int, str]) -> str:
     seconds = {id(row): statistics.fmean(r["seconds_per_epoch"] for r in row) for row in rows}
-    first, *_, last = sorted(rows, key=lambda row: seconds[id(row)])
+    ordered = sorted(rows, key=lambda row: seconds[id(row)])
+    first, last = ordered[0], ordered[-1]
     text = f"{names[id(first)]}, {seconds[id(first)]:.2f} s an epoch"
+    if first is last:
+        return text
     times = seconds[id(last)] / max(seconds[id(first)], 1e-9)
     return f"{text}; {names[id(last)]} takes {times:.0f} times as long"
 

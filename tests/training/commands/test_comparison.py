@@ -52,6 +52,7 @@ def test_it_ends_well(finished):
             "recipe.toml",
             "history.csv",
             "data.json",
+            "inputs.json",
             "epoch-0001",
             ".lock",
         }
