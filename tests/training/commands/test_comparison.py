@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fixpoint.cli.app import app
+from fixpoint.training.commands.failures import read_failed, write_failed
 
 COMMAND = [sys.executable, "-m", "fixpoint"]
 SMALL = ["compare", "--hidden", "4", "--epochs", "1", "--jobs", "1"]
