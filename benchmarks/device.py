@@ -22,7 +22,7 @@ from fixpoint.export.agreement import compare, torch_scores
 from fixpoint.export.c.compiler import compiled_scores
 from fixpoint.export.c.writer import constants, write_c
 from fixpoint.export.command import make_network
-from fixpoint.export.network import raw_data, read_network
+from fixpoint.export.network import read_network, sensor_windows
 from fixpoint.export.onnx import write_onnx
 from fixpoint.training import load_trained
 
@@ -123,7 +123,7 @@ def main():
     steps = []
     for path in parser.parse_args().runs:
         run = load_trained(path)
-        windows, expected = raw_data(run).x_test, torch_scores(run)
+        windows, expected = sensor_windows(run.raw, "test"), torch_scores(run)
         for bits in (32, 16, 8):
             network = make_network(run, bits=bits, fold=True)
             source = network if bits == 32 else network.network
@@ -131,12 +131,9 @@ def main():
                 folder = Path(place)
                 write_c(network, folder, title="benchmark")
                 found = compare(compiled_scores(folder, windows, "gcc"), expected, run.data.y_test)
-                sizes = {a.name: a.bytes for a in constants(network)}
-                tables = sum(
-                    v
-                    for k, v in sizes.items()
-                    if k.startswith(("scale", "shift")) or k.endswith("_nodes")
-                )
+                arrays = constants(network)
+                tables = sum(a.bytes for a in arrays if a.is_table)
+                weights = sum(a.bytes for a in arrays) - tables
                 thumb = code_bytes(folder, ARM, "-mthumb") if shutil.which(ARM) else "-"
                 row = (
                     run.data.name,
@@ -144,9 +141,9 @@ def main():
                     bits,
                     f"{found.accuracy:.2f} (torch {found.reference:.2f})",
                     f"{found.equal} of {found.windows}",
-                    f"{(sum(sizes.values()) - tables) / 1024:.1f}",
+                    f"{weights / 1024:.1f}",
                     f"{tables / 1024:.1f}",
-                    4 * source.hidden_size + 8,
+                    4 * source.state_size + 8,
                     stack_bytes(folder),
                     code_bytes(folder, "gcc"),
                     thumb,

@@ -5,6 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+
+class SomeFailed(RuntimeError):
+    """Some runs failed, others may have finished."""
+
+
 OTHER_NAMES = {
     "max_iter": "K k n_iter n_iters num_iters max_iters maxiter max_steps iterations f_max_iter",
     "steps": "K k n n_iter max_iter grad",

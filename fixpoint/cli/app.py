@@ -11,12 +11,14 @@ from typer.core import TyperCommand
 from fixpoint import __version__
 from fixpoint._messages import meant_by
 from fixpoint.cli.errors import fail
+from fixpoint.cli.given import check_options
 from fixpoint.cli.groups import NamedCommands
 from fixpoint.cli.signals import raise_on_signals
 
 COMMANDS = {
     "train": "Train one model as a recipe says.",
     "compare": "Train models with each solver and backward; compare accuracy, time, convergence.",
+    "predict": "Classify new windows, or recordings cut as in the training, by a trained model.",
     "diagnose": "Say in plain sentences, and draw, whether a trained model converges on its data.",
     "export": "Write a trained network as a C program without dependencies, or as an ONNX graph.",
     "report": "Write one self-contained page of finished runs; also tables as LaTeX and CSV.",
@@ -66,6 +68,8 @@ class _Commands(NamedCommands):
             module, app = PLACES.get(name, f"{name}:app").split(":")
             chosen = getattr(import_module(f"fixpoint.cli.{module}"), app)
             command = typer.main.get_command(chosen)
+            if isinstance(command, TyperCommand):
+                check_options(command, rest)
         raise_on_signals()
         return name, command, rest
 

@@ -20,6 +20,7 @@ from fixpoint.cli.options import (
     override,
     parallel_runs,
     recipe_options,
+    refuse_set,
     split,
     split_formats,
 )
@@ -29,10 +30,21 @@ from fixpoint.training.recipe.schema import Recipe
 
 app = typer.Typer(add_completion=False)
 
+OWNERS = {
+    **{"dataset": "--dataset", "model": "--models", "solver": "--solvers", "cell": "--cell"},
+    **{"backward": "--backward", "seed": "--seeds"},
+}
+"""Options of the grid by the key that each sets in every run."""
+
 
 @app.command()
 @recipe_options(
-    "hidden", "epochs", "batch_size", "lr", "device", defaults=True, shown={"lr": "per cell"}
+    *("hidden", "epochs", "batch_size", "lr", "device"),
+    *("window", "step", "label", "subject", "time", "channels", "fill"),
+    defaults=True,
+    shown={"lr": "per cell"}
+    | dict.fromkeys(("window", "step", "label", "subject", "time"), "")
+    | dict.fromkeys(("channels", "fill"), ""),
 )
 def compare(
     *,
@@ -75,13 +87,21 @@ def compare(
     formats: Formats = "png",
     jobs: Jobs = None,
     cluster: Cluster = None,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Print the runs with their keys, and run nothing.")
+    ] = False,
+    only_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run those alone that failed before.")
+    ] = False,
     flags: dict[str, Any],
 ) -> None:
     """Train models with each solver and backward; compare accuracy, time and convergence.
 
     Finished runs of the same settings in --out are not run again, unfinished ones are continued.
+    The exit status is 1 where some runs failed, 2 where the command is wrong.
     """
     with one_message("Stopped; finished epochs are kept, the same command continues."):
+        refuse_set(settings, OWNERS)
         base = override(Recipe(), settings, plugins, flags)
         runs = make_grid(
             base,
@@ -100,4 +120,6 @@ def compare(
             jobs=parallel_runs(jobs, cluster, base.machine.device),
             cluster=cluster,
             formats=split_formats(formats),
+            dry=dry,
+            only_failed=only_failed,
         )

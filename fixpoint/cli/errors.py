@@ -4,34 +4,53 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from fixpoint._messages import printable
+from fixpoint._messages import SomeFailed, printable
 from fixpoint.cli.signals import Terminated
 
 
 @contextmanager
 def one_message(stopped: str) -> Iterator[None]:
-    """Print the message of an error in one line, with exit status 2.
+    """Print the message of an error in one line, with exit status 2, or 1 where some runs failed.
 
     Args:
         stopped: printed after Ctrl-C or SIGTERM, with exit status 130 or 143.
     """
     try:
-        yield
+        with _short_warnings():
+            yield
     except OSError as error:
         fail(str(error) if error.filename else error.strerror or str(error))
     except (ValueError, TypeError, ImportError, MemoryError) as error:
         fail(str(error))
+    except SomeFailed as error:
+        fail(str(error), status=1)
     except KeyboardInterrupt as error:
         number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
         print(stopped, file=sys.stderr)
         raise SystemExit(128 + number) from None
 
 
-def fail(message: str) -> NoReturn:
-    """Print a message in one line and exit with status 2."""
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Print warnings in one line each, without the place in the source."""
+    before = warnings.showwarning
+
+    def show(message: Any, category: Any, *_: Any, **__: Any) -> None:
+        print(f"fixpoint: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
+def fail(message: str, *, status: int = 2) -> NoReturn:
+    """Print a message in one line and exit with a status, 2 for a bad command."""
     print(f"fixpoint: {printable(' '.join(message.split()))}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(status)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,6 +31,21 @@ def export(
             help="c: of the weights; 32 is float, 16 and 8 are fixed point.", show_default="32"
         ),
     ] = None,
+    samples: Annotated[
+        str | None,
+        typer.Option(
+            "--input",
+            help="c in fixed point: float samples, or int16 as a sensor counts, without floats.",
+            show_default="float",
+        ),
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            help="c: beginning of all public names, for several networks in one firmware.",
+            show_default="fixpoint",
+        ),
+    ] = None,
     fold: Annotated[
         bool,
         typer.Option(
@@ -54,9 +69,14 @@ def export(
             raise ValueError(f"--to must be c or onnx; got {to!r}")
         if to == "c" and streaming:
             raise ValueError("--streaming is for --to onnx: a C program steps in any case")
-        if to == "onnx" and (bits is not None or not fold):
-            raise ValueError("--bits and --no-fold are for --to c: a graph is float32 and folded")
+        if to == "onnx" and (bits is not None or not fold or samples or prefix):
+            raise ValueError(
+                "--bits, --input, --prefix and --no-fold are for --to c: a graph is float32 and "
+                "folded"
+            )
         if to == "c":
-            export_c(make_console(), run, out=out, bits=bits or 32, fold=fold, data=data)
+            given: Any = {"samples": samples, "prefix": prefix, "bits": bits}
+            given = {name: value for name, value in given.items() if value is not None}
+            export_c(make_console(), run, out=out, fold=fold, data=data, **given)
         else:
             export_onnx(make_console(), run, out=out, streaming=streaming, data=data)

@@ -134,8 +134,42 @@ def override(
     """The recipe with plugins, --set and options; options have precedence."""
     if plugins:
         base = base.changed(plugins=[*base.model.plugins, *map(plugin_place, plugins)])
+    _check_once(settings or [], flags)
     base = base.changed(**dict(parse_setting(text) for text in settings or []))
-    return base.changed(**flags)
+    listed = {name: split(value) for name, value in flags.items() if name == "channels"}
+    return base.changed(**flags | listed)
+
+
+def _check_once(settings: list[str], flags: dict[str, Any]) -> None:
+    """Refuse a key that is set twice, by --set or by its own option.
+
+    Raises:
+        ValueError: with the key.
+    """
+    seen = {SECTION_OF[name] + "." + name: _option(name) for name in flags}
+    for text in settings:
+        key = parse_setting(text)[0]
+        if key in seen:
+            raise ValueError(f"{key} is given twice, by {seen[key]} and --set: give it once")
+        seen[key] = "--set"
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def refuse_set(settings: list[str] | None, owners: Mapping[str, str]) -> None:
+    """Refuse keys in --set for which a command has an option of its own.
+
+    Args:
+        owners: the option of each key.
+
+    Raises:
+        ValueError: with the option.
+    """
+    for key in keys_of(settings):
+        if key in owners:
+            raise ValueError(f"{key} is set by {owners[key]} here: leave it out of --set")
 
 
 def keys_of(settings: list[str] | None) -> set[str]:

@@ -20,6 +20,7 @@ app = typer.Typer(add_completion=False)
 @recipe_options(
     *("dataset", "model", "hidden", "cell", "solver", "max_iter", "backward", "epochs"),
     *("batch_size", "lr", "optimizer", "schedule", "seed", "device", "devices", "precision"),
+    *("window", "step", "label", "subject", "time", "channels", "fill"),
 )
 def train(
     *,
@@ -39,7 +40,9 @@ def train(
     ] = False,
     logger: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A logger that a plugin registers; repeatable."),
+        typer.Option(
+            metavar="NAME", help="mlflow, wandb, or one that a plugin registers; repeatable."
+        ),
     ] = None,
     flags: dict[str, Any],
 ) -> None:

@@ -65,14 +65,19 @@ def read_folder(path: Path) -> FolderData:
     return FolderData(arrays, _notes(path, parts, tables))
 
 
-def csv_files(path: Path) -> list[Path]:
+def csv_files(path: Path, endings: tuple[str, ...] = (".csv",)) -> list[Path]:
     """All CSV files below a folder that are not hidden, sorted.
 
     >>> csv_files(Path(__file__).parent)
     []
     """
-    files = (file for file in path.rglob("*") if file.suffix.lower() == ".csv" and file.is_file())
+    files = (file for file in path.rglob("*") if file.suffix.lower() in endings and file.is_file())
     return sorted(f for f in files if not any(map(_is_hidden, f.relative_to(path).parts)))
+
+
+def tables_in(path: Path) -> list[Path]:
+    """The CSV files below a folder, or where there are none its .tsv and .txt files."""
+    return csv_files(path) or csv_files(path, (".tsv", ".txt"))
 
 
 def _is_hidden(name: str) -> bool:

@@ -76,6 +76,35 @@ def parse_csv(data: bytes, name: str) -> CsvTable:
     return CsvTable(values, not header and _may_be_header(values), _doubt(rows, separator))
 
 
+def parse_columns(data: bytes, name: str) -> dict[str, list[str]]:
+    """The columns of a CSV file with a header, as text: numbers have decimal points.
+
+    Raises:
+        ValueError: it is empty, has no header, or a line has another number of cells.
+
+    >>> parse_columns(b"t;ax;activity\n0;1,5;walk\n1;2;sit\n", "a.csv")["ax"]
+    ['1.5', '2']
+    """
+    lines = _lines(data, name)
+    separator = _separator(lines)
+    rows = [
+        (n, [_with_point(cell) for cell in _cells(line, separator, f"{name}, line {n}")])
+        for n, line in lines.items()
+        if not _SEPARATOR_LINE.fullmatch(line)
+    ]
+    if len(rows) < 2:
+        raise ValueError(f"{name} is empty: a header and a line for each sample are needed")
+    header = rows[0][1]
+    if any(map(_is_number, header)) or len(set(header)) < len(header):
+        raise ValueError(
+            f"{name} has no header: line 1 must name each column, as time,ax,ay,az,activity"
+        )
+    for n, cells in rows[1:]:
+        if len(cells) != len(header):
+            raise ValueError(f"{name}, line {n} has {len(cells)} columns, the header {len(header)}")
+    return {key: [cells[i] for _, cells in rows[1:]] for i, key in enumerate(header)}
+
+
 def _lines(data: bytes, name: str) -> dict[int, str]:
     """The lines that are neither blank nor comments, by their numbers from 1."""
     text = data.decode(_encoding(data), "replace").lstrip("\ufeff")

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fixpoint.data.archive_format import is_archive_file, read_archive_file
 from fixpoint.data.csv_folder import read_folder
 from fixpoint.data.dataset import Dataset
+from fixpoint.data.missing import fill_missing
 from fixpoint.data.npz_file import ENDS, check_arrays, read_user_npz
 from fixpoint.data.precision import to_float32
+from fixpoint.data.recordings import (
+    Cutting,
+    Recording,
+    dataset_arrays,
+    read_recording,
+    read_recordings,
+)
 from fixpoint.data.splits import held_out, take
 from fixpoint.data.storage import expand
 
@@ -20,8 +30,15 @@ _HELD_OUT = 0.2
 _PARTS = {"": "train", "_valid": "valid", "_test": "test"}
 
 
-def load(path: Path | str) -> Dataset:
-    """Load a user's own sequences, with one class each.
+def load(source: Any, *, name: str = "recording", **cutting: Any) -> Dataset:
+    """Load a user's own sequences, with one class each, or cut recordings into such windows.
+
+    A recording is a table with a header and a line a sample, as CSV, a data frame or a mapping of
+    columns; or a folder of such files. `window` says that it is one, see `Cutting`. No window
+    lies across a change of person or class, or a gap in time. Tests are by person where there are
+    any; else the last fifth in time of each class.
+
+    A pair NAME_TRAIN, NAME_TEST of the UCR or UEA archive, .tsv or .ts, is read as it is.
 
     An .npz file has
 
@@ -46,7 +63,9 @@ def load(path: Path | str) -> Dataset:
     `Dataset.shift`.
 
     Args:
-        path: the file or folder.
+        source: the file or folder, or a data frame.
+        name: of a data frame.
+        cutting: options of `Cutting`: window, step, label, subject, time, channels, fill.
 
     Raises:
         FileNotFoundError: the path does not exist.
@@ -59,15 +78,65 @@ def load(path: Path | str) -> Dataset:
     ...     load(path)
     Dataset(mine: 8 train + 2 test windows of 5 steps x 2 channels, 2 classes)
     """
-    path = expand(path)
+    options = Cutting(**cutting)
+    if not isinstance(source, str | os.PathLike):
+        return _cut(Path(name), [read_recording(source, options, name)], options)
+    path = expand(os.fspath(source))
     notes: tuple[str, ...] = ()
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file or folder {path}: give an .npz file or a folder")
+    if options.window is not None and path.suffix.lower() != ".npz":
+        return _cut(path, read_recordings(path, options), options)
+    _refuse_columns(path, options)
     if path.is_dir():
         arrays, notes = read_folder(path)
-    elif path.is_file():
-        arrays = read_user_npz(path)
+    elif is_archive_file(path):
+        arrays = read_archive_file(path)
     else:
-        raise FileNotFoundError(f"there is no file or folder {path}: give an .npz file or a folder")
+        arrays = read_user_npz(path)
+    if options.fill != "none":
+        arrays, filled = _filled(arrays, options.fill)
+        notes = (*notes, *([f"{filled} missing values filled ({options.fill})"] if filled else []))
     return _dataset(path, check_arrays(path, arrays), notes)
+
+
+def _cut(path: Path, recordings: list[Recording], options: Cutting) -> Dataset:
+    arrays, cut = dataset_arrays(recordings, options)
+    found = _dataset(path, check_arrays(path, arrays), cut.notes)
+    return replace(found, channels=recordings[0].channels)
+
+
+def _refuse_columns(path: Path, options: Cutting) -> None:
+    """Refuse options of recordings for data that are windows already."""
+    given = [
+        field.name
+        for field in fields(options)
+        if field.name != "fill" and getattr(options, field.name) != field.default
+    ]
+    if given:
+        what = "it has windows already" if options.window else "the length of a window is missing"
+        raise ValueError(
+            f"{path}: {', '.join(given)} cut recordings, and {what}: "
+            + ("leave them out" if options.window else "give window too, as 128 samples")
+        )
+
+
+def _filled(arrays: dict[str, np.ndarray], fill: Any) -> tuple[dict[str, np.ndarray], int]:
+    """The arrays with missing values of x filled within the length of each sequence."""
+    filled, changed = 0, dict(arrays)
+    for end in ENDS:
+        x, lengths = arrays.get(f"x{end}"), arrays.get(f"lengths{end}")
+        if x is None or x.ndim != 3 or x.dtype.kind != "f":
+            continue
+        missing = np.isnan(x)
+        if lengths is not None and lengths.shape == x.shape[:1]:
+            missing &= (np.arange(x.shape[1]) < lengths[:, None])[..., None]
+        rows = missing.any((1, 2))
+        filled += int(missing.sum())
+        if rows.any():
+            changed[f"x{end}"] = np.array(x)
+            changed[f"x{end}"][rows] = fill_missing(x[rows], fill)
+    return changed, filled
 
 
 def _dataset(path: Path, arrays: dict[str, np.ndarray], notes: tuple[str, ...]) -> Dataset:
@@ -78,15 +147,15 @@ def _dataset(path: Path, arrays: dict[str, np.ndarray], notes: tuple[str, ...]) 
     stored = to_float32(
         {_PARTS[end]: arrays[f"x{end}"] for end in ends}, arrays.get("lengths"), path
     )
-    fields: dict[str, Any] = {}
+    made: dict[str, Any] = {}
     for end in ends:
         part = _PARTS[end]
-        fields[f"x_{part}"] = stored.x[part]
-        fields[f"y_{part}"] = _classes(path, f"y{end}", arrays, classes)
-        fields[f"groups_{part}"] = _groups(arrays, f"subject{end}")
+        made[f"x_{part}"] = stored.x[part]
+        made[f"y_{part}"] = _classes(path, f"y{end}", arrays, classes)
+        made[f"groups_{part}"] = _groups(arrays, f"subject{end}")
         if f"lengths{end}" in arrays:
-            fields[f"lengths_{part}"] = torch.from_numpy(arrays[f"lengths{end}"].astype(np.int64))
-    fields |= {
+            made[f"lengths_{part}"] = torch.from_numpy(arrays[f"lengths{end}"].astype(np.int64))
+    made |= {
         "name": _name(path),
         "classes": tuple(classes),
         "shift": stored.shift,
@@ -94,22 +163,23 @@ def _dataset(path: Path, arrays: dict[str, np.ndarray], notes: tuple[str, ...]) 
         "license": "your own data",
         "citation": "your own data",
     }
-    if "x_test" in fields:
-        return Dataset(**fields)
-    rows = _test_rows(path, fields["y_train"], fields["groups_train"])
+    if "x_test" in made:
+        return Dataset(**made)
+    rows = _test_rows(path, made["y_train"], made["groups_train"])
     test = {
         key.replace("_train", "_test"): value
-        for key, value in fields.items()
+        for key, value in made.items()
         if key.endswith("_train")
     }
-    whole = Dataset(**fields, **test)
+    whole = Dataset(**made, **test)
     return take(take(whole, "train", ~rows), "test", rows)
 
 
 def _name(path: Path) -> str:
     """The name of a file without its suffix, or of a folder, as of "."."""
     whole = Path(os.path.abspath(path))
-    return whole.stem if whole.suffix.lower() == ".npz" and path.is_file() else whole.name
+    known = (".npz", ".csv", ".tsv", ".txt", ".ts")
+    return whole.stem if whole.suffix.lower() in known and path.is_file() else whole.name
 
 
 def _test_rows(path: Path, y: torch.Tensor, subject: torch.Tensor | None) -> torch.Tensor:

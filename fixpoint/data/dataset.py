@@ -69,6 +69,7 @@ class Dataset:
         scale, shift: a stored number times `scale` plus `shift` is the value; float32, each of a
             shape that broadcasts to (T, d). None: 1 and 0.
         asinh: `inputs` gives the inverse hyperbolic sine of these values; see `normalize`.
+        channels: name of each channel; empty where they have none.
         vectors: "classification": triples of channels that are x, y and z of one vector in the
             frame of the sensor, as an acceleration is. Stored numbers may be turned by `rotate`.
         sensors: the sensor of each vector, 0, 1, ...; those of one sensor turn alike. Empty: all
@@ -107,6 +108,7 @@ class Dataset:
     scale: Tensor | None = None
     shift: Tensor | None = None
     asinh: bool = False
+    channels: tuple[str, ...] = ()
     vectors: tuple[tuple[int, int, int], ...] = ()
     sensors: tuple[int, ...] = ()
     subset: str = ""
@@ -121,6 +123,11 @@ class Dataset:
             )
         for part in self.parts:
             self._check(part)
+        if self.channels and len(self.channels) != self.x_train.shape[-1]:
+            raise ValueError(
+                f"{self.name}: channels must name the {self.x_train.shape[-1]} channels, got "
+                f"{len(self.channels)} names"
+            )
         self._check_vectors()
         self._check_lengths()
         shapes = {part: tuple(getattr(self, f"x_{part}").shape[1:]) for part in self.parts}

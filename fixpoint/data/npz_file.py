@@ -29,8 +29,9 @@ def read_user_npz(path: Path) -> dict[str, np.ndarray]:
     """
     if path.suffix.lower() in _TABLES:
         raise ValueError(
-            f"{path} is one table, which has no classes: give a folder with a folder for each "
-            "class, with a CSV file for each sequence, or an .npz file"
+            f"{path} is one table: to cut a recording into windows give window and label, as "
+            "--window 128 --label activity; else give a folder with a folder for each class, with "
+            "a CSV file for each sequence, or an .npz file"
         )
     if path.suffix.lower() != ".npz" and not _holds_arrays(path):
         raise ValueError(
@@ -40,6 +41,7 @@ def read_user_npz(path: Path) -> dict[str, np.ndarray]:
     read_arrays(path, (), _ADVICE)  # whether it is whole
     for name, (dtype, shape) in array_headers(path, _ADVICE).items():
         key = name.removesuffix("_train")
+        key = key[:1].lower() + key[1:] if key[:2] in ("X", "X_") else key
         if key not in _KEYS:
             raise ValueError(f"{path}: {unknown_name('array', name, _KEYS)}; {_ADVICE}")
         if key in names:
@@ -93,8 +95,8 @@ def _objects(key: str, name: str, shape: tuple[int, ...]) -> str:
             f"give lengths{key[1:]} (N,), the steps of each"
         )
     return (
-        f"{what}, as strings of pandas are: save it as {name}.astype(str), or .astype(int) where "
-        "it holds whole numbers"
+        f"{what}, as strings of pandas are: leave out sequences where it is missing, then save "
+        f"it as {name}.astype(str)"
     )
 
 
@@ -125,9 +127,12 @@ def _labels(path: Path, key: str, ids: np.ndarray, count: int, of: str) -> np.nd
     if ids.dtype.kind == "S":
         ids = np.char.decode(ids, "utf-8", "replace")
     if ids.shape == (count,) and ids.dtype.kind in "iubU":
+        _check_missing(path, key, ids)
         return ids
-    advice = f"convert it before saving, as by {key}.astype(int)"
-    if ids.shape != (count,):
+    advice = "save classes by their numbers or names"
+    if ids.shape == (count,) and ids.dtype.kind == "f":
+        advice = _of_floats(key, ids)
+    elif ids.shape != (count,):
         advice = "save one value for each sequence"
     if ids.ndim == 2 and ids.shape[1] == 1:
         advice = f"save {key}[:, 0]"
@@ -140,6 +145,33 @@ def _labels(path: Path, key: str, ids: np.ndarray, count: int, of: str) -> np.nd
     raise ValueError(
         f"{path}: {key} must be ({count},) whole numbers or strings, one for each sequence of "
         f"{of}, got {ids.dtype} {ids.shape}: {advice}"
+    )
+
+
+def _check_missing(path: Path, key: str, ids: np.ndarray) -> None:
+    """Refuse names that stand for a missing label, as astype(str) writes NaN."""
+    missing = np.isin(ids, ["", "nan", "NaN", "<NA>"]) if ids.dtype.kind == "U" else np.zeros(1)
+    if missing.any():
+        raise ValueError(
+            f"{path}: {key} is {str(ids[missing.argmax()])!r} in {int(missing.sum())} of "
+            f"{len(ids)} sequences, a missing value it seems: leave these sequences out"
+        )
+
+
+def _of_floats(key: str, ids: np.ndarray) -> str:
+    """Advice that loses no label."""
+    missing = ~np.isfinite(ids)
+    if missing.any():
+        return (
+            f"{int(missing.sum())} are NaN or inf, first number {int(missing.argmax())}: leave "
+            "these sequences out"
+        )
+    if (ids == np.rint(ids)).all():
+        return f"they are whole, save {key}.astype(int)"
+    value = float(ids[(ids != np.rint(ids)).argmax()])
+    return (
+        f"they are real numbers, as {value:.4g}, and regression is not offered: give the class of "
+        "each sequence"
     )
 
 

@@ -70,11 +70,87 @@ def normalize(
     """
     if per not in ("column", "channel", "asinh"):
         raise ValueError(f"per must be 'column', 'channel' or 'asinh', got {per!r}")
+    return normalize_by(dataset, find_normalization(dataset, per), late=late)
+
+
+def normalize_by(dataset: Dataset, found: Normalization, *, late: bool = False) -> Dataset:
+    """Shift and scale all parts by given statistics; see `normalize`.
+
+    >>> from fixpoint.data import load_dataset
+    >>> data = load_dataset("har2-sample")
+    >>> normalize_by(data, find_normalization(data, "column")).x_train.mean().abs().item() < 1e-6
+    True
+    """
+    notes = _notes(dataset, found)
+    if late or dataset.x_train.dtype != torch.float32:
+        scale, shift = _affine(dataset)
+        scale, shift = scale / found.spread, (shift - found.center) / found.spread
+        return replace(
+            dataset, scale=scale.float(), shift=shift.float(), asinh=found.asinh, notes=notes
+        )
+    stored: dict[str, Any] = {}
+    for part in dataset.parts:
+        whole = _Windows(dataset, *(getattr(dataset, f"{k}_{part}") for k in ("x", "lengths")))
+        changed = [
+            _without_padding(found.apply(values), real).float() for values, real in whole.chunks()
+        ]
+        values = torch.cat(changed) if changed else getattr(dataset, f"x_{part}")
+        stored[f"x_{part}"] = values
+    # Channels that are normalized one by one are not the components of a vector.
+    return replace(dataset, scale=None, shift=None, vectors=(), sensors=(), notes=notes, **stored)
+
+
+def in_units(dataset: Dataset, x: Tensor) -> Tensor:
+    """Convert stored rows of a data set, (B, T, d), to its units in float64.
+
+    >>> from fixpoint.data import load_dataset
+    >>> data = load_dataset("har2-sample")
+    >>> in_units(data, data.x_test[:2]).dtype
+    torch.float64
+    """
+    scale, shift = _affine(dataset)
+    return x.double() * scale + shift
+
+
+class Normalization(NamedTuple):
+    """x' = (x - center) / spread of values x (B, T, d) in their units, and asinh where set.
+
+    center, spread: float64 (T, d) or (d,).
+    asinh: whether the inverse hyperbolic sine follows.
+    constant: columns or channels that do not vary, whose spread is 1.
+    """
+
+    center: Tensor
+    spread: Tensor
+    asinh: bool = False
+    constant: int = 0
+
+    def apply(self, x: Tensor) -> Tensor:
+        """x' in float64."""
+        scaled = (x.double() - self.center) / self.spread
+        return scaled.asinh() if self.asinh else scaled
+
+
+def find_normalization(
+    dataset: Dataset, per: Literal["column", "channel", "asinh", "none"]
+) -> Normalization:
+    """Compute the statistics by which `normalize` shifts and scales, from the training part.
+
+    Raises:
+        ValueError: see `normalize`.
+
+    >>> from fixpoint.data import load_dataset
+    >>> find_normalization(load_dataset("har2-sample"), "channel").center.shape
+    torch.Size([9])
+    """
     if dataset.kind != "classification":
         raise ValueError(f"{dataset.name} holds tokens, which are not normalized: leave it out")
     if dataset.asinh:
         raise ValueError(f"{dataset.name} is normalized by asinh already: load it again")
     x, lengths = dataset.x_train, dataset.lengths_train
+    if per == "none":
+        zero = torch.zeros(x.shape[2], dtype=torch.float64)
+        return Normalization(zero, zero + 1)
     if x.is_floating_point():
         finite = _finite(x)
         x, lengths = x[finite], None if lengths is None else lengths[finite]
@@ -89,23 +165,8 @@ def normalize(
     else:
         center, spread, rounding = _mean_and_sd(windows, (0,) if per == "column" else (0, 1))
     constant = spread <= rounding
-    notes = _notes(dataset, int(constant.sum()), constant.numel(), per)
     spread = torch.where(constant, 1.0, spread)
-    if late or dataset.x_train.dtype != torch.float32:
-        scale, shift = _affine(dataset)
-        scale, shift = (scale / spread).float(), ((shift - center) / spread).float()
-        return replace(dataset, scale=scale, shift=shift, asinh=per == "asinh", notes=notes)
-    stored: dict[str, Any] = {}
-    for part in dataset.parts:
-        whole = _Windows(dataset, *(getattr(dataset, f"{k}_{part}") for k in ("x", "lengths")))
-        changed = []
-        for values, real in whole.chunks():
-            scaled = _without_padding((values - center) / spread, real)
-            changed.append((scaled.asinh() if per == "asinh" else scaled).float())
-        values = torch.cat(changed) if changed else getattr(dataset, f"x_{part}")
-        stored[f"x_{part}"] = values
-    # Channels that are normalized one by one are not the components of a vector.
-    return replace(dataset, scale=None, shift=None, vectors=(), sensors=(), notes=notes, **stored)
+    return Normalization(center, spread, per == "asinh", int(constant.sum()))
 
 
 class _Windows(NamedTuple):
@@ -189,12 +250,12 @@ def _robust(windows: _Windows) -> tuple[Tensor, Tensor, Tensor]:
     return median, torch.where(flat, sd, mad), torch.where(flat, largest, rounding)
 
 
-def _notes(dataset: Dataset, constant: int, count: int, per: str) -> tuple[str, ...]:
+def _notes(dataset: Dataset, found: Normalization) -> tuple[str, ...]:
     notes = tuple(note for note in dataset.notes if note != NEEDS_NORMALIZATION)
-    if not constant:
+    if not found.constant:
         return notes
-    what = "columns (time step, channel)" if per == "column" else "channels"
-    return (*notes, f"{constant} of {count} {what} are constant")
+    what = "columns (time step, channel)" if found.center.dim() == 2 else "channels"
+    return (*notes, f"{found.constant} of {found.spread.numel()} {what} are constant")
 
 
 def _finite(x: Tensor) -> Tensor:

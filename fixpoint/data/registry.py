@@ -6,9 +6,11 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fixpoint._messages import unknown_name
-from fixpoint.data.csv_folder import csv_files
+from fixpoint.data.archive_format import is_archive_file
+from fixpoint.data.csv_folder import tables_in
 from fixpoint.data.custom import load
 from fixpoint.data.dataset import Dataset
 from fixpoint.data.sources import dsa, har, mnist, ptb, speech, yelp
@@ -45,11 +47,12 @@ SOURCES: dict[str, Source] = {
 """Source of the file of each other data set."""
 
 
-def load_dataset(name: str) -> Dataset:
+def load_dataset(name: str, **cutting: Any) -> Dataset:
     """Load a data set by name, or from a user's own file or folder, in its original units.
 
     Args:
         name: name in `DATASETS`, or a path (see `load`). A name takes precedence over a path.
+        cutting: see `load`.
 
     Raises:
         ValueError: the name is unknown, or the file is damaged.
@@ -59,7 +62,12 @@ def load_dataset(name: str) -> Dataset:
     torch.Size([10000, 100, 2])
     """
     check_name(name)
-    return DATASETS[name]() if name in DATASETS else load(name)
+    if name not in DATASETS:
+        return load(name, **cutting)
+    given = [option for option, value in cutting.items() if value not in (None, (), "none")]
+    if given:
+        raise ValueError(f"{name} has windows already: leave {', '.join(given)} out")
+    return DATASETS[name]()
 
 
 def fingerprint(name: str) -> str:
@@ -73,12 +81,22 @@ def fingerprint(name: str) -> str:
 
 
 def _digest(path: Path) -> str:
-    files = csv_files(path) if path.is_dir() else [path]
+    files = tables_in(path) if path.is_dir() else _with_pair(path)
     digest = hashlib.sha256()
     for file in files:
         content = hashlib.sha256(file.read_bytes()).hexdigest()
-        digest.update(f"{file.relative_to(path)} {content}\n".encode())
+        place = file.relative_to(path if path.is_dir() or file == path else path.parent)
+        digest.update(f"{place} {content}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
+
+
+def _with_pair(path: Path) -> list[Path]:
+    """A file, and the other one of NAME_TRAIN and NAME_TEST."""
+    if not is_archive_file(path):
+        return [path]
+    stem = path.stem.rpartition("_")[0]
+    pair = (path.with_stem(f"{stem}_{part}") for part in ("TRAIN", "TEST"))
+    return sorted({path, *(file for file in pair if file.is_file())})
 
 
 def check_name(name: str) -> None:
@@ -90,6 +108,8 @@ def check_name(name: str) -> None:
 
     >>> check_name("har2")
     """
+    if not name.isprintable() and any("\ud800" <= c <= "\udfff" for c in name):
+        raise ValueError(f"the name {name!r} is not UTF-8: rename the file")
     if name in DATASETS or os.path.exists(expand(name)):
         return
     if any(character in name for character in "./\\"):

@@ -14,6 +14,7 @@ class Agreement(NamedTuple):
     """Scores of a program beside those of torch, over the same windows.
 
     windows: number of them.
+    scored: windows whose scores by the program are finite.
     equal: windows with the same label.
     largest, median: largest and median absolute difference of scores.
     spread: standard deviation of torch's scores, in whose units a difference is judged.
@@ -21,6 +22,7 @@ class Agreement(NamedTuple):
     """
 
     windows: int
+    scored: int
     equal: int
     largest: float
     median: float
@@ -54,6 +56,7 @@ def compare(scores: Tensor, reference: Tensor, labels: Tensor) -> Agreement:
         difference = torch.zeros(1)
     return Agreement(
         windows=len(scores),
+        scored=int(scores.isfinite().all(1).sum()),
         equal=int((predicted == expected).sum()),
         largest=difference.max().item(),
         median=difference.median().item(),

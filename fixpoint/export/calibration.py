@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +19,9 @@ HEADROOM = 2.0
 class Calibration:
     """Largest absolute value and second moments of each intermediate result.
 
-    largest: by name, x, h, g (before the feedback), V2, W2, U2 (between two factors), p (all
-        terms of the argument of sigma), scores.
+    largest: by name: argument (a sample before asinh), scores, and of each layer, as 0.h: x, h, g
+        (before the feedback), V2, W2, U2 (between two factors), c, p (all terms of the argument
+        of sigma).
     moments: mean of v v^T over windows and time steps.
     """
 
@@ -32,14 +34,14 @@ class Calibration:
         """Note a value, (B, size)."""
         if value.numel():
             self.largest[name] = max(self.largest.get(name, 0.0), value.abs().max().item())
-        if name not in ("p", "scores"):
+        if name.rpartition(".")[2] not in ("p", "c", "scores", "argument"):
             v = value.double().numpy()
             self.moments[name] = self.moments.get(name, 0.0) + v.T @ v
             self._count[name] = self._count.get(name, 0) + len(v)
         return value
 
     def range_of(self, name: str) -> float:
-        """What is to be represented."""
+        """Largest absolute value to represent."""
         return HEADROOM * max(self.largest.get(name, 0.0), 1e-6)
 
     def moment(self, name: str) -> np.ndarray:
@@ -60,11 +62,14 @@ def calibrate(network: Network, windows: Tensor) -> Calibration:
     windows = windows[finite]
     if not len(windows):
         raise ValueError("scales are found on training windows, and there is none without NaN")
+    last = f"{len(network.layers) - 1}.h"
+    plain = replace(network.inputs, asinh=False)
     for part in windows.float().split(1024):
-        h = part.new_zeros(len(part), network.hidden_size)
-        for t, x_t in enumerate(part.unbind(1)):
-            h = network.recurrence.step(network.normalized(x_t, t), h, t, known.watch)
-        known.watch("h", h)
+        state = part.new_zeros(len(part), network.state_size)
+        for t, sample in enumerate(part.unbind(1)):
+            known.watch("argument", plain.apply(sample, t))
+            state = network.advance(sample, state, t, known.watch)
+        h = known.watch(last, network.output(state))
         known.watch("scores", F.linear(h, network.head, network.head_bias))
         known.watch("scores", F.linear(h, network.head))
     if not all(np.isfinite(value) for value in known.largest.values()):

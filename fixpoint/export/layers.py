@@ -3,164 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fixpoint.models import (
-    ACTIVATIONS,
-    ERNN,
-    EquilibriumMap,
-    FastGRNN,
-    FastRNN,
-    JordanMap,
-    Recurrent,
-)
+from fixpoint import models
+from fixpoint.export.recurrence import Factors, Recurrence
+from fixpoint.models import ERNN, UGRNN, EquilibriumMap, FastGRNN, FastRNN, JordanMap, Recurrent
 from fixpoint.solvers import InexactNewton
-
-Factors = tuple[Tensor, ...]
-"""A matrix as a product of one or two factors, the left one first."""
-
-Observer = Callable[[str, Tensor], Tensor]
-"""Called with the name and value of each intermediate result; gives what is computed with."""
-
 
 POSSIBLE = (
     "ERNN with a fixed number of steps of InexactNewton (the Jordan cell, or any cell with "
-    "max_iter=1), FastRNN, FastGRNN and RNN, of one layer in one direction"
+    "max_iter=1), FastRNN, FastGRNN, UGRNN, RNN, GRU and LSTM, of any number of layers in one "
+    "direction"
 )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Recurrence:
-    """h <- h + gain sigma(p) - leak h, K times a step, or the gated one of FastGRNN.
-
-    p = g + U g with g = V h + W x + b; without feedback U p = g. Gated, where `mix` is set:
-    h <- z h + (zeta (1 - z) + nu) c with z = sigmoid(p + b_z) and c = sigma(p + b_h).
-
-    Args:
-        recurrent, input: factors of V (n, n) and W (n, d).
-        feedback: factors of U (n, n), or none.
-        bias: b (1, n); gated: b_z and b_h (2, n).
-        nonlinearity: sigma, a name in `ACTIVATIONS`.
-        leak, gain: (T, K), or (1, K) where all time steps have the same.
-        mix: zeta and nu, (2,).
-    """
-
-    recurrent: Factors
-    input: Factors
-    feedback: Factors = ()
-    bias: Tensor
-    nonlinearity: str
-    leak: Tensor | None = None
-    gain: Tensor | None = None
-    mix: Tensor | None = None
-
-    @property
-    def updates(self) -> int:
-        """K, updates of h in one time step."""
-        return 1 if self.gain is None else self.gain.shape[1]
-
-    @property
-    def timesteps(self) -> int:
-        """Time steps with a leak and gain of their own; 1 where all have the same."""
-        return 1 if self.gain is None else len(self.gain)
-
-    @property
-    def matrices(self) -> dict[str, Tensor]:
-        """Every factor by its name: V, W and U, of two factors V1 and V2, ..."""
-        named: dict[str, Tensor] = {}
-        for name, factors in (("V", self.recurrent), ("W", self.input), ("U", self.feedback)):
-            for i, factor in enumerate(factors):
-                named[name if len(factors) == 1 else f"{name}{i + 1}"] = factor
-        return named
-
-    @property
-    def multiplications(self) -> int:
-        """Products of a weight and a value in one time step."""
-        n = self.bias.shape[1]
-        inputs = sum(factor.numel() for factor in self.input)
-        products = sum(factor.numel() for factor in (*self.recurrent, *self.feedback))
-        return inputs + self.updates * (products + (2 if self.mix is None else 3) * n)
-
-    def step(
-        self, x: Tensor, h: Tensor, t: int | Tensor, watch: Observer = lambda name, value: value
-    ) -> Tensor:
-        """h_t, (B, n), of x_t, (B, d), and h_{t-1}, (B, n)."""
-        sigma = ACTIVATIONS[self.nonlinearity]
-        driven = watch("p", _apply(self.input, watch("x", x), "W", watch))
-        for k in range(self.updates):
-            p = driven + watch("p", _apply(self.recurrent, watch("h", h), "V", watch))
-            if self.mix is not None:
-                z = watch("p", p + self.bias[0]).sigmoid()
-                c = sigma(watch("p", p + self.bias[1]))
-                h = z * h + (self.mix[0] * (1 - z) + self.mix[1]) * c
-                continue
-            p = p + self.bias[0]
-            if self.feedback:
-                p = p + watch("p", _apply(self.feedback, watch("g", p), "U", watch))
-            leak, gain = (row(v, t)[k] for v in (self.leak, self.gain) if v is not None)
-            h = h + gain * sigma(watch("p", p)) - leak * h
-        return h
-
-    def to(self, dtype: torch.dtype) -> Recurrence:
-        """The same in another precision, apart from any graph."""
-        changes: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                changes[name] = value.detach().to(dtype)
-            elif isinstance(value, tuple):
-                changes[name] = tuple(part.detach().to(dtype) for part in value)
-        return replace(self, **changes)
-
-
-def row(values: Tensor, t: int | Tensor) -> Tensor:
-    """The values of time step t; one row is that of every time step."""
-    return values[0] if len(values) == 1 else values[t]
-
-
-def read_layer(layer: nn.Module, timesteps: int, *, fold: bool) -> Recurrence:
-    """The recurrence of a layer.
+def read_layers(layer: nn.Module, timesteps: int, *, fold: bool) -> tuple[Recurrence, ...]:
+    """The recurrence of each layer of a module, the first one first.
 
     Raises:
         ValueError: it has another form; the message says which are possible.
     """
-    if isinstance(layer, Recurrent | nn.RNNBase) and (layer.num_layers > 1 or layer.bidirectional):
-        directions = 2 if layer.bidirectional else 1
+    if getattr(layer, "bidirectional", False):
         raise ValueError(
-            f"{type(layer).__name__} has {layer.num_layers} layers and {directions} directions; "
-            f"possible are {POSSIBLE}"
+            f"{type(layer).__name__} reads each window in both directions; possible are {POSSIBLE}"
         )
-    for kind, read in _READERS.items():
-        if isinstance(layer, kind):
-            return read(layer, timesteps, fold)
-    raise ValueError(f"{type(layer).__name__} has no device program; possible are {POSSIBLE}")
+    read = next((read for kind, read in _READERS.items() if isinstance(layer, kind)), None)
+    if read is None:
+        raise ValueError(f"{type(layer).__name__} has no device program; possible are {POSSIBLE}")
+    source: Any = layer
+    if isinstance(layer, Recurrent) and hasattr(layer, "l0"):
+        cells = [getattr(layer, f"l{i}") for i in range(source.num_layers)]
+        return tuple(read(cell, timesteps, fold) for cell in cells)
+    return tuple(read(_Weights(source, i), timesteps, fold) for i in range(source.num_layers))
 
 
-def _ernn(layer: Any, timesteps: int, fold: bool) -> Recurrence:
-    solver, cell = layer.fixed_point.solver, layer.cell
+class _Weights:
+    """One layer of a module with the weights of torch.nn.RNNBase.
+
+    Attributes:
+        W, V: weights of the input and of the state, a block of rows for each gate.
+        b_input, b_state: their biases (blocks, n).
+    """
+
+    def __init__(self, layer: Any, index: int) -> None:
+        n = self.hidden_size = layer.hidden_size
+        self.nonlinearity = getattr(layer, "nonlinearity", "tanh")
+        self.W, self.V = (getattr(layer, f"weight_{of}_l{index}") for of in ("ih", "hh"))
+        names = [f"bias_{of}_l{index}" for of in ("ih", "hh")]
+        zero = self.W.new_zeros(len(self.W))
+        given = [getattr(layer, name) if layer.bias else zero for name in names]
+        self.b_input, self.b_state = (bias.reshape(-1, n) for bias in given)
+
+
+def _ernn(cell: Any, timesteps: int, fold: bool) -> Recurrence:
+    solver, phi = cell.fixed_point.solver, cell.cell
     if solver.has_tolerance or not isinstance(solver, InexactNewton):
         raise ValueError(
             f"{type(solver).__name__} solves to a tolerance, in a number of updates that depends "
             "on the input: train with --solver inexact-newton and --max-iter 1 or 2, whose time is "
             "fixed, and export that run"
         )
-    several = solver.max_iter > 1 and cell.uses_previous_state
-    if solver.max_iter < 1 or several or not cell.defines("as_leaky_step"):
+    several = solver.max_iter > 1 and phi.uses_previous_state
+    if solver.max_iter < 1 or several or not phi.defines("as_leaky_step"):
         raise ValueError(
-            f"{type(cell).__name__} with max_iter={solver.max_iter} has no device program; "
+            f"{type(phi).__name__} with max_iter={solver.max_iter} has no device program; "
             f"possible are {POSSIBLE}"
         )
     eta = torch.atleast_2d(solver.steps_until(timesteps))
-    recurrent, inputs, feedback, bias = _map(cell, fold)
+    recurrent, inputs, feedback, bias = _map(phi, fold)
     return Recurrence(
         recurrent=recurrent,
         input=inputs,
         feedback=feedback,
-        bias=_rows(bias, cell.hidden_size),
-        nonlinearity=cell.nonlinearity,
+        bias=_rows(bias, phi.hidden_size),
+        nonlinearity=phi.nonlinearity,
         leak=eta,
         gain=eta,
     )
@@ -177,8 +96,7 @@ def _map(cell: EquilibriumMap, fold: bool) -> tuple[Factors, Factors, Factors, T
     return (cell.V,), (cell.W,), U, cell.b
 
 
-def _fastrnn(layer: FastRNN, timesteps: int, fold: bool) -> Recurrence:
-    cell: Any = layer.l0
+def _fastrnn(cell: Any, timesteps: int, fold: bool) -> Recurrence:
     return Recurrence(
         recurrent=_factors(cell.V, fold),
         input=_factors(cell.W, fold),
@@ -189,10 +107,10 @@ def _fastrnn(layer: FastRNN, timesteps: int, fold: bool) -> Recurrence:
     )
 
 
-def _fastgrnn(layer: FastGRNN, timesteps: int, fold: bool) -> Recurrence:
-    cell: Any = layer.l0
+def _fastgrnn(cell: Any, timesteps: int, fold: bool) -> Recurrence:
     bias = _rows(cell.b_z, cell.hidden_size), _rows(cell.b_h, cell.hidden_size)
     return Recurrence(
+        kind="mixed",
         recurrent=_factors(cell.V, fold),
         input=_factors(cell.W, fold),
         bias=torch.cat(bias),
@@ -201,25 +119,58 @@ def _fastgrnn(layer: FastGRNN, timesteps: int, fold: bool) -> Recurrence:
     )
 
 
-def _rnn(layer: Any, timesteps: int, fold: bool) -> Recurrence:
-    n = layer.hidden_size
-    bias = layer.bias_ih_l0 + layer.bias_hh_l0 if layer.bias else None
-    one = layer.weight_hh_l0.new_ones(1, 1)
+def _ugrnn(cell: Any, timesteps: int, fold: bool) -> Recurrence:
+    n = cell.hidden_size
     return Recurrence(
-        recurrent=(layer.weight_hh_l0,),
-        input=(layer.weight_ih_l0,),
-        bias=_rows(bias, n),
-        nonlinearity=layer.nonlinearity,
+        kind="mixed",
+        recurrent=(cell.V,),
+        input=(cell.W,),
+        bias=cell.V.new_zeros(2, n) if cell.b is None else cell.b.reshape(2, n),
+        nonlinearity=cell.nonlinearity,
+        mix=cell.V.new_tensor([1.0, 0.0]),
+    )
+
+
+def _rnn(weights: _Weights, timesteps: int, fold: bool) -> Recurrence:
+    one = weights.V.new_ones(1, 1)
+    return Recurrence(
+        recurrent=(weights.V,),
+        input=(weights.W,),
+        bias=weights.b_input + weights.b_state,
+        nonlinearity=weights.nonlinearity,
         leak=one,
         gain=one,
     )
 
 
-_READERS: dict[type[nn.Module], Callable[..., Recurrence]] = {
+def _gru(weights: _Weights, timesteps: int, fold: bool) -> Recurrence:
+    gates = weights.b_input[:2] + weights.b_state[:2]
+    return Recurrence(
+        kind="gru",
+        recurrent=(weights.V,),
+        input=(weights.W,),
+        bias=torch.cat([gates, weights.b_input[2:]]),
+        recurrent_bias=weights.b_state[2:],
+    )
+
+
+def _lstm(weights: _Weights, timesteps: int, fold: bool) -> Recurrence:
+    return Recurrence(
+        kind="lstm",
+        recurrent=(weights.V,),
+        input=(weights.W,),
+        bias=weights.b_input + weights.b_state,
+    )
+
+
+_READERS: dict[Any, Callable[..., Recurrence]] = {
     ERNN: _ernn,
     FastRNN: _fastrnn,
     FastGRNN: _fastgrnn,
+    UGRNN: _ugrnn,
     nn.RNN: _rnn,
+    (nn.GRU, *([models.GRU] if hasattr(models, "GRU") else [])): _gru,
+    (nn.LSTM, *([models.LSTM] if hasattr(models, "LSTM") else [])): _lstm,
 }
 
 
@@ -235,10 +186,3 @@ def _factors(weight: Any, fold: bool) -> Factors:
 
 def _rows(bias: Tensor | None, size: int) -> Tensor:
     return torch.zeros(1, size) if bias is None else bias.reshape(1, size)
-
-
-def _apply(factors: Factors, value: Tensor, name: str, watch: Observer) -> Tensor:
-    """The product of the factors with value (B, columns); the value between them is name + "2"."""
-    if len(factors) == 2:
-        value = watch(name + "2", value @ factors[1].mT)
-    return value @ factors[0].mT

@@ -1,4 +1,4 @@
-"""A trained classifier as plain arrays: what the generated programs compute with."""
+"""A trained classifier as plain arrays, the ones that generated programs compute with."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fixpoint.data import Dataset, normalize
-from fixpoint.export.layers import Recurrence, read_layer, row
+from fixpoint.data import Dataset, in_units
+from fixpoint.export.layers import read_layers
+from fixpoint.export.normalization import InputScale
+from fixpoint.export.recurrence import Observer, Recurrence
 from fixpoint.models import LastStateClassifier, RecurrentDropout
-from fixpoint.training import Trained, load_trained, prepare
+from fixpoint.training import Trained, load_trained
 from fixpoint.training.engine.checkpoint import Checkpoint
 from fixpoint.training.recipe.toml import RECIPE, load_recipe
 from fixpoint.training.results.store import read_file
@@ -23,83 +25,109 @@ from fixpoint.training.results.store import read_file
 class Network:
     """A recurrent classifier of windows in the units of the sensor; all arrays are float32.
 
-    x' = scale * x + shift, asinh of it where `asinh` is set; then the recurrence, started at 0;
-    scores = head h_T + head_bias.
+    Samples are normalized; then the layers, started at 0; scores = head h_T + head_bias of the
+    last layer.
 
     Args:
-        recurrence: from x'_t and h_{t-1} to h_t.
+        inputs: the normalization.
+        layers: each from its x_t and h_{t-1} to h_t, which is x_t of the next one.
         head: (C, n). head_bias: (C,).
-        scale, shift: (T, d), or (1, d) where all time steps have the same.
-        asinh: whether x' is the inverse hyperbolic sine.
         classes: name of each class.
+        channels: name of each channel, or empty.
         timesteps: T of a window.
+        step: samples from one window of a recording to the next.
 
     Example:
         >>> import torch
-        >>> from fixpoint.export import Network, Recurrence
+        >>> from fixpoint.export import InputScale, Network, Recurrence
         >>> recurrence = Recurrence(
         ...     recurrent=(torch.zeros(2, 2),), input=(torch.eye(2),), bias=torch.zeros(1, 2),
         ...     nonlinearity="relu", leak=torch.ones(1, 1), gain=torch.ones(1, 1),
         ... )
         >>> network = Network(
-        ...     recurrence=recurrence, head=torch.eye(2), head_bias=torch.zeros(2),
-        ...     scale=torch.ones(1, 2), shift=torch.zeros(1, 2), classes=("a", "b"), timesteps=3,
+        ...     inputs=InputScale.identity(2), layers=(recurrence,), head=torch.eye(2),
+        ...     head_bias=torch.zeros(2), classes=("a", "b"), timesteps=3,
         ... )
         >>> network.scores(torch.ones(1, 3, 2))
         tensor([[1., 1.]])
     """
 
-    recurrence: Recurrence
+    inputs: InputScale
+    layers: tuple[Recurrence, ...]
     head: Tensor
     head_bias: Tensor
-    scale: Tensor
-    shift: Tensor
-    asinh: bool = False
     classes: tuple[str, ...]
+    channels: tuple[str, ...] = ()
     timesteps: int
+    step: int | None = None
 
     @property
     def input_size(self) -> int:
         """Channels d of the sensor."""
-        return self.scale.shape[1]
+        return self.inputs.channels
 
     @property
-    def hidden_size(self) -> int:
-        """Units n of the state."""
-        return self.head.shape[1]
+    def state_size(self) -> int:
+        """Numbers of the state, of all layers."""
+        return sum(layer.state_size for layer in self.layers)
 
     @property
-    def bounded(self) -> bool:
-        """Whether time steps have their own normalization or step sizes: T steps at most."""
-        return len(self.scale) > 1 or self.recurrence.timesteps > 1
-
-    @property
-    def normalizes(self) -> bool:
-        """Whether scale and shift change anything."""
-        return bool((self.scale != 1).any() or (self.shift != 0).any())
+    def own_steps(self) -> tuple[str, ...]:
+        """Names of the constants that differ from step to step: there are T steps at most then."""
+        own = {
+            "normalization": self.inputs.rows > 1,
+            "step sizes": any(layer.timesteps > 1 for layer in self.layers),
+        }
+        return tuple(name for name, is_own in own.items() if is_own)
 
     @property
     def multiplications(self) -> int:
         """Products of a weight and a value in one time step, without those of the scores."""
-        return self.input_size * self.normalizes + self.recurrence.multiplications
+        own = 0 if self.inputs.is_identity else self.input_size
+        return own + sum(layer.multiplications for layer in self.layers)
 
-    def normalized(self, x: Tensor, t: int | Tensor) -> Tensor:
-        """x' (B, d) of x (B, d), the input of time step t."""
-        x = x * row(self.scale, t) + row(self.shift, t)
-        return x.asinh() if self.asinh else x
+    def advance(
+        self, sample: Tensor, state: Tensor, t: int | Tensor, watch: Observer | None = None
+    ) -> Tensor:
+        """The state, (B, state_size), after a sample, (B, d), at time step t.
+
+        Args:
+            watch: called with LAYER.NAME and value of each intermediate result.
+        """
+        x, states = self.inputs.apply(sample, t), []
+        sizes = [layer.state_size for layer in self.layers]
+        for i, (layer, part) in enumerate(zip(self.layers, state.split(sizes, 1), strict=True)):
+
+            def named(name: str, value: Tensor, layer: int = i) -> Tensor:
+                return value if watch is None else watch(f"{layer}.{name}", value)
+
+            states.append(layer.step(x, part, t, named))
+            x = states[-1][:, : layer.size]
+        return torch.cat(states, 1)
+
+    def output(self, state: Tensor) -> Tensor:
+        """h of the last layer, (B, n)."""
+        last = self.layers[-1]
+        start = self.state_size - last.state_size
+        return state[:, start : start + last.size]
 
     def scores(self, x: Tensor) -> Tensor:
         """Scores, (B, C), of windows x, (B, T, d), in the units of the sensor."""
-        h = x.new_zeros(len(x), self.hidden_size)
-        for t, x_t in enumerate(x.unbind(1)):
-            h = self.recurrence.step(self.normalized(x_t, t), h, t)
-        return F.linear(h, self.head, self.head_bias)
+        x = x.to(self.head.dtype)
+        state = x.new_zeros(len(x), self.state_size)
+        for t, sample in enumerate(x.unbind(1)):
+            state = self.advance(sample, state, t)
+        return F.linear(self.output(state), self.head, self.head_bias)
 
     def to(self, dtype: torch.dtype) -> Network:
         """The same with all arrays in another precision, apart from any graph."""
-        tensors = {n: value for n, value in vars(self).items() if isinstance(value, Tensor)}
-        own: dict[str, Any] = {n: value.detach().to(dtype) for n, value in tensors.items()}
-        return replace(self, recurrence=self.recurrence.to(dtype), **own)
+        return replace(
+            self,
+            inputs=self.inputs.to(dtype),
+            layers=tuple(layer.to(dtype) for layer in self.layers),
+            head=self.head.detach().to(dtype),
+            head_bias=self.head_bias.detach().to(dtype),
+        )
 
 
 def read_network(run: Trained | Path | str, *, fold: bool = True) -> Network:
@@ -121,32 +149,29 @@ def read_network(run: Trained | Path | str, *, fold: bool = True) -> Network:
     model = run.model
     if not isinstance(model, LastStateClassifier) or model.embedding is not None:
         raise ValueError(
-            f"{run.data.name} holds words; a device program takes windows of a sensor's values: "
+            f"{run.form.name} holds words; a device program takes windows of a sensor's values: "
             "export a run on vectors, as har2"
         )
-    if run.data.lengths_train is not None:
+    if run.form.lengths:
         raise ValueError(
-            f"{run.data.name} has sequences of different lengths; a device program classifies "
+            f"{run.form.name} has sequences of different lengths; a device program classifies "
             "windows of one length: cut the sequences into such windows, and train on these"
         )
     layer: Any = model.layer
     if isinstance(layer, RecurrentDropout):
         layer = layer.layer
-    timesteps = run.data.x_train.shape[1]
     with torch.no_grad():
-        recurrence = read_layer(layer, timesteps, fold=fold)
-        scale, shift, asinh = _normalization(run)
         network = Network(
-            recurrence=recurrence,
+            inputs=InputScale.of(run.form.normalization),
+            layers=read_layers(layer, run.form.timesteps, fold=fold),
             head=model.head.weight,
             head_bias=model.head.bias,
-            scale=scale,
-            shift=shift,
-            asinh=asinh,
-            classes=run.data.classes,
-            timesteps=timesteps,
+            classes=run.form.classes,
+            channels=run.form.channels,
+            timesteps=run.form.timesteps,
+            step=run.recipe.windows.step,
         )
-        return network.to(torch.float32)
+    return network.to(torch.float32)
 
 
 def check_finished(path: Path) -> None:
@@ -169,20 +194,7 @@ def check_finished(path: Path) -> None:
         )
 
 
-def raw_data(run: Trained) -> Dataset:
-    """The data of a run in the units of the sensor, split as for the training."""
-    return prepare(run.recipe.changed(normalize="none", rotate=0.0)).data
-
-
-def _normalization(run: Trained) -> tuple[Tensor, Tensor, bool]:
-    """scale and shift, (1, d) or (T, d), and whether asinh follows."""
-    data = raw_data(run)
-    if run.recipe.data.normalize != "none":
-        data = normalize(data, run.recipe.data.normalize, late=True)
-    size = (1, data.x_train.shape[2])
-    scale, shift = (
-        torch.full(size, float(default)) if value is None else torch.atleast_2d(value)
-        for value, default in ((data.scale, 1), (data.shift, 0))
-    )
-    rows = max(len(scale), len(shift))
-    return scale.expand(rows, size[1]), shift.expand(rows, size[1]), data.asinh
+def sensor_windows(data: Dataset, part: str) -> Tensor:
+    """The windows of a part of data that are not normalized, (N, T, d) float32 in their units."""
+    windows: Tensor = getattr(data, f"x_{part}")
+    return torch.cat([in_units(data, rows).float() for rows in windows.split(1024)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fixpoint.export.agreement import Agreement, compare, torch_scores
-from fixpoint.export.network import Network, check_finished, raw_data, read_network
+from fixpoint.export.network import Network, check_finished, read_network, sensor_windows
 from fixpoint.training import load_trained
 from fixpoint.training.commands.console import say
 
@@ -26,32 +27,46 @@ _NEEDED = ("onnx", "onnxscript")
 
 
 class StepGraph(nn.Module):
-    """Scores (B, C) and state (B, n) after one more sample (B, d), at time step t if it counts."""
+    """Scores (B, C) and the state after one more sample (B, d).
+
+    The state (B, S) is that of the network, 0 at the start. Where time steps have their own
+    normalization or step sizes its last number counts the samples; beyond the window the scores are
+    NaN.
+    """
 
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
 
-    def forward(
-        self, sample: Tensor, state: Tensor, t: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        h = _step(self.network, sample, state, 0 if t is None else t)
-        return F.linear(h, self.network.head, self.network.head_bias), h
+    def forward(self, sample: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        network, size = self.network, self.network.state_size
+        h, t = state[:, :size], None
+        if network.own_steps:
+            t = state[:, size]
+            index = t.clamp(0, network.timesteps - 1).long()
+        h = network.advance(sample, h, 0 if t is None else index)
+        # 0 x is 0 where x is finite. ONNX leaves open what max(0, NaN) is.
+        x = network.inputs.apply(sample, 0 if t is None else index)
+        good = (0 * x == 0).all(1, keepdim=True)
+        if t is not None:
+            inside = (t >= 0) & (t < network.timesteps) & (t == t.floor())
+            good = good & inside[:, None]
+        h = torch.where(good, h, torch.nan)
+        scores = F.linear(network.output(h), network.head, network.head_bias)
+        return scores, h if t is None else torch.cat([h, state[:, size:] + 1], 1)
 
 
-def _step(network: Network, sample: Tensor, h: Tensor, t: int | Tensor) -> Tensor:
-    x = network.normalized(sample, t)
-    h = network.recurrence.step(x, h, t)
-    # 0 x is 0 where x is finite. ONNX leaves open what max(0, NaN) is.
-    return torch.where((0 * x == 0).all(1, keepdim=True), h, torch.nan)
+def carried_size(network: Network) -> int:
+    """Numbers of the state of a graph: those of the network, and the count where it has one."""
+    return network.state_size + bool(network.own_steps)
 
 
 def write_onnx(network: Network, file: Path, *, streaming: bool = False) -> None:
     """Write a graph with a dynamic batch.
 
-    Inputs are `window` (B, T, d), or `sample` (B, d), `state` (B, n; 0 at the start) and, where
-    time steps have their own normalization or step sizes, `t` (int64, from 0). Outputs are
-    `scores` (B, C) and of a step `next_state` (B, n). A sample with NaN or inf has NaN scores.
+    Inputs are `window` (B, T, d), or `sample` (B, d) and `state` (B, S; 0 at the start, see
+    `StepGraph`). Outputs are `scores` (B, C) and of a step `next_state` (B, S). A sample with NaN
+    or inf has NaN scores. The metadata of the file say the same, with classes and channels.
 
     Raises:
         ImportError: a package of the extra onnx is missing.
@@ -67,6 +82,8 @@ def write_onnx(network: Network, file: Path, *, streaming: bool = False) -> None
         from fixpoint.export.onnx_window import over_window
 
         model = over_window(model, network)
+    for name, text in metadata(network, streaming=streaming).items():
+        model.metadata_props.add(key=name, value=text)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(model.SerializeToString())
@@ -77,13 +94,31 @@ def write_onnx(network: Network, file: Path, *, streaming: bool = False) -> None
         ) from None
 
 
+def metadata(network: Network, *, streaming: bool) -> dict[str, str]:
+    """What the inputs and outputs of a graph are, by key."""
+    size = carried_size(network)
+    texts = {
+        "classes": json.dumps(network.classes),
+        "channels": json.dumps(network.channels),
+        "timesteps": str(network.timesteps),
+        "scores": "one for each class; their softmax is the probability",
+    }
+    if not streaming:
+        return texts | {"window": "samples in the units of the sensor, (batch, timesteps, channel)"}
+    counted = "; its last number counts the samples: start again after timesteps of them"
+    return texts | {
+        "sample": "one time step in the units of the sensor, (batch, channel)",
+        "state": f"(batch, {size}), zeros at the start, then next_state"
+        + (counted if network.own_steps else ""),
+    }
+
+
 def _step_model(network: Network) -> Any:
     """The graph of one time step."""
-    d, n = network.input_size, network.hidden_size
-    arguments = {"sample": torch.zeros(2, d), "state": torch.zeros(2, n)}
-    arguments |= {"t": torch.tensor(0)} if network.bounded else {}
+    d, S = network.input_size, carried_size(network)
+    arguments = {"sample": torch.zeros(2, d), "state": torch.zeros(2, S)}
     batch = torch.export.Dim("batch")
-    shapes = {name: {0: batch} if value.dim() else {} for name, value in arguments.items()}
+    shapes = {name: {0: batch} for name in arguments}
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             StepGraph(network).eval(),
@@ -110,10 +145,8 @@ def onnx_scores(file: Path, windows: Tensor) -> Tensor:
     if names == ["window"]:
         return torch.from_numpy(session.run(None, {"window": x})[0])
     state = np.zeros((len(x), session.get_inputs()[1].shape[1]), np.float32)
-    for t in range(x.shape[1]):
-        given = {"sample": x[:, t], "state": state}
-        given |= {"t": np.array(t)} if "t" in names else {}
-        scores, state = session.run(None, given)
+    for sample in x.swapaxes(0, 1):
+        scores, state = session.run(None, {"sample": sample, "state": state})
     return torch.from_numpy(scores)
 
 
@@ -144,13 +177,13 @@ def export_onnx(
     run = load_trained(path, data=data)
     file = (out or run.folder / "onnx") / ("step.onnx" if streaming else "window.onnx")
     write_onnx(read_network(run), file, streaming=streaming)
-    say(console, f"{run.recipe.label} of {run.recipe.data.dataset}: {file}")
+    say(console, f"{run.recipe.label} of {run.form.name}: {file}")
     if importlib.util.find_spec("onnxruntime") is None:
         say(console, "onnxruntime is not installed: the graph was not compared with torch.")
         return None
-    raw = raw_data(run)
-    scores = torch.cat([onnx_scores(file, part) for part in raw.x_test.split(512)])
-    agreement = compare(scores, torch_scores(run), raw.y_test)
+    windows = sensor_windows(run.raw, "test")
+    scores = torch.cat([onnx_scores(file, part) for part in windows.split(512)])
+    agreement = compare(scores, torch_scores(run), run.raw.y_test)
     say(console, f"Test windows, by onnxruntime: {agreement}")
     return agreement
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fixpoint._messages import SomeFailed
 from fixpoint.paper.solver_measures import LOST, measure
 from fixpoint.training.commands.comparison import buildable, run_missing
 from fixpoint.training.commands.console import say
@@ -114,7 +115,7 @@ def reproduce_solvers(
     if done:
         _show(console, done, out, formats)
     if len(done) < len(runs):
-        raise ValueError(f"{len(runs) - len(done)} of {len(runs)} runs failed, see above")
+        raise SomeFailed(f"{len(runs) - len(done)} of {len(runs)} runs failed, see above")
     return done
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fixpoint._messages import unknown_name
+from fixpoint._messages import SomeFailed, unknown_name
 from fixpoint.paper.tables import TABLES, Row
 from fixpoint.training.commands.comparison import run_missing
 from fixpoint.training.commands.console import say
@@ -73,10 +73,9 @@ def reproduce_table(
     }
     records = open_records(out)
     done = run_missing(console, list(runs.values()), records, out=out, jobs=jobs, cluster=cluster)
-    by_key = {record["key"]: record for record in done}
     rows = [row for row in TABLES[target] if row.recipe in recipes]
     ours = {
-        row: [by_key[runs[row.recipe, s].key] for s in seeds if runs[row.recipe, s].key in by_key]
+        row: [r for s in seeds if (r := records.find(runs[row.recipe, s])) is not None]
         for row in rows
     }
     console.print(beside_table(target, ours))
@@ -84,7 +83,7 @@ def reproduce_table(
         write_report([out], out / "report.html")
         say(console, f"Results: {records.path}   Report: {out / 'report.html'}")
     if len(done) < len(runs):
-        raise ValueError(f"{len(runs) - len(done)} of {len(runs)} runs failed, see above")
+        raise SomeFailed(f"{len(runs) - len(done)} of {len(runs)} runs failed, see above")
     return done
 
 

@@ -32,6 +32,7 @@ from fixpoint.training.engine.memory import PeakMemory
 from fixpoint.training.engine.model_factory import make_model
 from fixpoint.training.engine.tasks import make_task
 from fixpoint.training.recipe.schema import Machine, Recipe
+from fixpoint.training.results.store import seconds_per_epoch
 
 _NO_STATISTICS: dict[str, Any] = dict.fromkeys(
     ("mean_iterations", "mean_residual", "gap", "fraction_converged")
@@ -152,6 +153,8 @@ def _run(
         "label": recipe.label,
         **_summary(epochs, task.metric),
         "guessing_loss": task.guessing_loss(),
+        **({} if lost else task.class_scores(model)),
+        "notes": list(data.notes),
         "parameters": parameter_count(model),
         "size_kb": size_kb(model),
         **(_NO_STATISTICS if lost else _solve_statistics(model, probe)),
@@ -179,7 +182,7 @@ def _summary(epochs: list[Epoch], metric: str) -> dict[str, Any]:
         f"{metric}_best": max(values, key=rank(metric)),
         f"{metric}_chosen": values[best_epoch(epochs, metric)] if validated else None,
         "loss": epochs[-1].train_loss,
-        "seconds_per_epoch": sum(e.seconds for e in epochs) / len(epochs),
+        "seconds_per_epoch": seconds_per_epoch([e.seconds for e in epochs]),
         "peak_memory_mib": max(memory, default=None),
     }
 
@@ -273,7 +276,7 @@ def _of_epoch(model: nn.Module, x: Tensor) -> dict[str, float | None]:
 def _solve_statistics(model: nn.Module, x: Tensor) -> dict[str, Any]:
     """How the solves of the model went, over all sequences of x and time steps."""
     layer = _layer(model)
-    if not isinstance(layer, ERNN):
+    if not isinstance(layer, ERNN) or layer.num_layers > 1:
         return _NO_STATISTICS
     features = _features(model, x)
     path = layer.trajectory(features)
@@ -291,7 +294,7 @@ def _solve_statistics(model: nn.Module, x: Tensor) -> dict[str, Any]:
 @torch.no_grad()
 def _profile(model: nn.Module, windows: Tensor) -> dict[str, Any] | None:
     layer = _layer(model)
-    if not isinstance(layer, ERNN):
+    if not isinstance(layer, ERNN) or layer.num_layers > 1:
         return None
     try:
         profile = contraction_profile(layer, _features(model, windows))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,26 +15,52 @@ from torch import Tensor
 from fixpoint.data import Dataset
 from fixpoint.training.engine.checkpoint import WEIGHTS, Checkpoint
 from fixpoint.training.engine.run_data import locate_data, prepare
+from fixpoint.training.engine.run_form import InputForm
 from fixpoint.training.experiment import build_model
+from fixpoint.training.prediction import Predictions, predict
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.recipe.toml import RECIPE, load_recipe
 
 
-class Trained(NamedTuple):
-    """A trained model, and what belongs to it.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trained:
+    """A trained model with its recipe and the form of its inputs; its data are loaded when used.
 
-    recipe: what it was trained by.
-    data: what it was trained on, normalized as then.
-    model: with its weights, in evaluation mode, on the CPU; float32, or float64 if trained so.
-    weights: the file that they are from.
-    folder: that of the training.
+    Args:
+        recipe: it was trained by.
+        model: with its weights, in evaluation mode, on the CPU; float32, or float64 if trained so.
+        form: shape, units and classes of the windows that it takes.
+        weights: the file that they are from.
+        folder: of the training.
+        place: where its data are now, if they were moved.
     """
 
     recipe: Recipe
-    data: Dataset
     model: Any
+    form: InputForm
     weights: Path
     folder: Path
+    place: str | None = None
+
+    @cached_property
+    def located(self) -> Recipe:
+        """The recipe with the place where the data are now."""
+        return locate_data(self.recipe, self.folder, self.place)
+
+    @cached_property
+    def data(self) -> Dataset:
+        """The data that it was trained on, normalized as then.
+
+        Raises:
+            ValueError: they are not there, or are not those that it was trained on.
+            OSError: a file is not there.
+        """
+        return prepare(self.located).data
+
+    @cached_property
+    def raw(self) -> Dataset:
+        """The data in their own units, split as for the training."""
+        return prepare(self.located.changed(normalize="none", rotate=0.0)).data
 
     @property
     def dtype(self) -> torch.dtype:
@@ -40,9 +68,24 @@ class Trained(NamedTuple):
         dtype: torch.dtype = next(self.model.parameters()).dtype
         return dtype
 
+    def predict(self, x: Any, lengths: Any = None) -> Predictions:
+        """Classify windows in the units of the sensor.
+
+        Args:
+            x: windows (B, T, d), or one (T, d): a tensor, an array or a data frame of T rows.
+            lengths: time steps of each window (B,), where shorter ones are padded at their end.
+
+        Returns:
+            Scores and classes; a window with NaN or inf has NaN scores and the label -1.
+
+        Raises:
+            ValueError: the model takes words, or windows of another shape.
+        """
+        return predict(self.model, self.form, x, lengths)
+
 
 def load_trained(path: Path | str, *, data: str | None = None) -> Trained:
-    """The model that `fixpoint train` or `compare` left in a folder, with its data.
+    """The model that `fixpoint train` or `compare` left in a folder.
 
     Args:
         path: the folder of a run, as runs/train/KEY, whose last checkpoint is taken; one
@@ -50,9 +93,9 @@ def load_trained(path: Path | str, *, data: str | None = None) -> Trained:
         data: where its data are now, if they were moved.
 
     Raises:
-        ValueError: there is no such run, it has no checkpoint yet, a file of it is damaged, or the
-            data are not those it was trained on.
-        OSError: a file, or that of the data set, is not there.
+        ValueError: there is no such run, it has no checkpoint yet, a file of it is damaged, or
+            `data` are not those it was trained on.
+        OSError: a file is not there.
 
     Example:
         >>> import tempfile
@@ -69,9 +112,11 @@ def load_trained(path: Path | str, *, data: str | None = None) -> Trained:
     if recipe.training.halve_choices:
         # The period was chosen on a validation part, the model then trained on all.
         recipe = recipe.changed(halve_choices=(), validation=0.0)
-    recipe = locate_data(recipe, folder, data)
-    ready = prepare(recipe).data
-    model = build_model(recipe, ready)
+    form, ready = InputForm.load(folder), None
+    if form is None or form.kind != "classification" or data is not None:
+        ready = prepare(locate_data(recipe, folder, data))
+        form = ready.form
+    model = build_model(recipe, form.blank() if ready is None else ready.data)
     state = _read(weights)
     if any(value.dtype == torch.float64 for value in state.values()):
         model.double()
@@ -83,7 +128,9 @@ def load_trained(path: Path | str, *, data: str | None = None) -> Trained:
             f"{weights} does not fit the model of {folder / RECIPE} ({reason}): they are of "
             "different runs, or its data set has changed"
         ) from None
-    return Trained(recipe, ready, model.eval(), weights, folder)
+    return Trained(
+        recipe=recipe, model=model.eval(), form=form, weights=weights, folder=folder, place=data
+    )
 
 
 def _find(path: Path) -> tuple[Path, Path]:

@@ -99,7 +99,7 @@ BAD = {
     ),
     "seeds": (["--seeds", "1,x"], "--seeds takes whole numbers by comma, as 0,1,2; got '1,x'"),
     "fractional seeds": (["--seeds", "1.5"], "--seeds takes whole numbers .* got '1.5'"),
-    "no seeds": (["--seeds", ""], "at least one of .*--seeds"),
+    "no seeds": (["--seeds", ","], "at least one of .*--seeds"),
     "huge seed": (["--seeds", "99999999999999999999"], "--seeds .*99999999999999999999"),
     "device": (["--device", "gpu"], "value of machine.device .gpu.: expected one of cpu, cuda"),
     "epochs": (["--epochs", "0"], "--epochs.* 1.* 0"),
@@ -128,7 +128,8 @@ def test_bad_input_gets_one_line_and_status_2(name, tmp_path, capfd):
     arguments, message = BAD[name]
     small = ["--hidden", "4"] if "--hidden" not in arguments else []
     small += ["--epochs", "1"] if not {"--epochs", "--epoch"} & set(arguments) else []
-    small += ["--solvers", "inexact-newton"] if "--cell" not in arguments else []
+    if not {"--cell", "--solvers"} & set(arguments):
+        small += ["--solvers", "inexact-newton"]
     out = tmp_path / "out"
     result = run("compare", *small, *arguments, "--out", str(out))
     assert "Traceback" not in capfd.readouterr().err  # of a process of its own
@@ -153,10 +154,47 @@ def test_a_folder_that_cannot_be_written(tmp_path, below):
 
 
 @pytest.mark.parametrize("line", ["loss", "5", "{}"])
-def test_results_that_cannot_be_read(tmp_path, line):
+@pytest.mark.filterwarnings("default")
+def test_results_that_cannot_be_read_are_named(tmp_path, line):
     (tmp_path / "runs.jsonl").write_text(f"{line}\n")
-    result = run(*SMALL, "--out", str(tmp_path))
-    assert_one_line(result, "line 1 of .*runs.jsonl .*remove that line, or use another --out")
+    result = run("report", str(tmp_path))
+    assert result.exit_code == 2
+    first, second = result.stderr.splitlines()
+    assert first.endswith("runs.jsonl: not a record of a run, skipped")
+    assert first.startswith("fixpoint: warning: line 1 of ")
+    assert "no run is recorded in" in second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--epochs", "1", "--epochs=5"], "--epochs is given twice: give it once"),
+        (
+            ["train", "--epochs", "1", "--set", "training.epochs=5"],
+            "training.epochs is given twice, by --epochs and --set: give it once",
+        ),
+        (
+            ["train", "--set", "lr=1.0", "--set", "training.lr=2.0"],
+            "training.lr is given twice, by --set and --set: give it once",
+        ),
+        (
+            ["compare", "--models", "rnn", "--set", "model.model=lstm"],
+            "model is set by --models here: leave it out of --set",
+        ),
+        (["compare", "--set", "training.seed=7"], "seed is set by --seeds here"),
+        (["compare", "--cluster", ""], "--cluster is empty: give a value, or leave it out"),
+        (["compare", "--out="], "--out is empty"),
+        (["export", "run", "--bits", "0"], "--bits must be 32, 16 or 8; got 0"),
+        (["report", "none/TYPO"], "there is no folder or file none/TYPO"),
+        (["compare", "--cluster", "x", "--models", "rnn"], "--cluster takes the address that"),
+        (["train", "--dataset", "a\udcff.npz"], "is not UTF-8: rename the file"),
+    ],
+)
+def test_options_given_twice_empty_or_mistyped(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_damaged_data_file(tmp_path):

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from fixpoint.cli.app import app
 from fixpoint.training import Recipe
 from fixpoint.training.commands.single_run import train_recipe
+from fixpoint.training.engine.model_factory import resolved
 
 
 def run(*arguments):
@@ -24,12 +25,12 @@ def trained(tmp_path_factory):
     np.savez(few["dataset"], x=x, y=np.arange(40) % 2)
     recipes = {
         "ernn": Recipe().changed(hidden=6, rank=2, epochs=1),
-        "gru": Recipe().changed(model="gru", **few),
+        "eurnn": Recipe().changed(model="eurnn", **few),
         "anderson": Recipe().changed(solver="anderson", max_iter=2, backward="unrolled", **few),
     }
     for recipe in recipes.values():
         train_recipe(recipe, out, lambda epoch: None)
-    return {name: out / recipe.key for name, recipe in recipes.items()}
+    return {name: out / resolved(recipe).key for name, recipe in recipes.items()}
 
 
 @pytest.mark.parametrize("bits", [32, 16, 8])
@@ -37,7 +38,9 @@ def trained(tmp_path_factory):
 def test_it_writes_a_program_and_says_how_far_it_agrees(bits, trained, tmp_path):
     result = run(trained["ernn"], "--bits", bits, "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    assert {path.name for path in tmp_path.iterdir()} == {"fixpoint.c", "fixpoint.h", "main.c"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("fixpoint.c", "fixpoint.h", "main.c", "selftest.c")
+    }
     assert "of 324 labels as torch" in result.stdout
     assert ("rounding error of an entry at most" in result.stdout) == (bits < 32)
     assert "FIXPOINT_CLASS_WALKING_UPSTAIRS_SITTING_LAYING" in result.stdout
@@ -54,12 +57,16 @@ def test_without_a_compiler_fixed_point_is_compared_all_the_same(trained, tmp_pa
 @pytest.mark.parametrize(
     ("model", "arguments", "message"),
     [
-        ("gru", [], "GRU has no device program; possible are ERNN"),
+        ("eurnn", [], "EURNN has no device program; possible are ERNN"),
         ("anderson", [], "Anderson solves to a tolerance"),
         ("ernn", ["--bits", "12"], "--bits must be 32, 16 or 8; got 12"),
         ("ernn", ["--to", "rust"], "--to must be c or onnx; got 'rust'"),
         ("ernn", ["--streaming"], "--streaming is for --to onnx"),
-        ("ernn", ["--to", "onnx", "--bits", "8"], "--bits and --no-fold are for --to c"),
+        (
+            "ernn",
+            ["--to", "onnx", "--bits", "8"],
+            "--bits, --input, --prefix and --no-fold are for --to c",
+        ),
         ("none", [], "there is no file or folder"),
     ],
 )

@@ -135,7 +135,7 @@ BAD = {
     "labels": ({"x": X, "y": Y[:-1]}, r"y must be \(20,\) whole numbers or strings"),
     "float labels": (
         {"x": X, "y": Y.astype(float)},
-        r"convert it before saving, as by y.astype\(int\)",
+        r"they are whole, save y.astype\(int\)",
     ),
     "one hot": (
         {"x": X, "y": np.eye(2, dtype=int)[Y]},
@@ -386,7 +386,9 @@ def test_the_header_of_pandas_is_not_a_time_step(tmp_path):
 @pytest.mark.parametrize("name", ["data.csv", "data.CSV", "data.txt", "data.tsv"])
 def test_one_table_alone_gets_its_own_line(tmp_path, name):
     (tmp_path / name).write_text("1,2\n")
-    with pytest.raises(ValueError, match="is one table, which has no classes: give a folder with"):
+    with pytest.raises(
+        ValueError, match="is one table: to cut a recording into windows give window and label"
+    ):
         load(tmp_path / name)
 
 

@@ -20,8 +20,8 @@ from support.random_runs import (
 from fixpoint.export.agreement import label
 from fixpoint.export.c.compiler import compile_c
 from fixpoint.export.c.writer import write_c
-from fixpoint.export.fixed_point import to_fixed_point
-from fixpoint.export.layers import read_layer
+from fixpoint.export.integer_network import to_integers
+from fixpoint.export.layers import read_layers
 from fixpoint.models import ERNN
 
 COMPILERS = [
@@ -52,8 +52,8 @@ def test_normalization_is_part_of_the_program(normalize, windows, execute):
 
 
 def test_a_shared_eta(windows, execute):
-    recurrence = read_layer(ERNN(9, 12, max_iter=2), 128, fold=True)
-    shared = replace(random_network(), recurrence=recurrence).to(torch.float32)
+    layers = read_layers(ERNN(9, 12, max_iter=2), 128, fold=True)
+    shared = replace(random_network(), layers=layers).to(torch.float32)
     close(execute(shared, windows)[1], shared.scores(windows))
 
 
@@ -112,7 +112,7 @@ def probe(network, window, folder):
 def test_steps_of_their_own_end_with_the_window(bits, windows, tmp_path):
     network = random_network()
     if bits < 32:
-        network = to_fixed_point(network, windows, bits=bits)
+        network = to_integers(network, windows, bits=bits)
     expected = str(label(network.scores(windows[:1])).item())
     assert probe(network, windows[:1], tmp_path)[:3] == [expected, expected, "-2 128 []"]
 
@@ -168,7 +168,7 @@ ARM = ("arm-linux-gnueabihf-gcc", "qemu-arm")
 def test_on_32_bit_arm(model, bits, windows, execute):
     network = random_network(model=model)
     if bits < 32:
-        network = to_fixed_point(network, windows, bits=bits)
+        network = to_integers(network, windows, bits=bits)
     labels, scores = execute(
         network, windows, compiler=ARM[0], flags=(*STRICT, "-static"), prefix=(ARM[1],)
     )

@@ -7,7 +7,7 @@ import torch
 from support.random_runs import MODELS, NORMALIZATIONS, random_network, random_run
 
 from fixpoint.export import read_network
-from fixpoint.export.layers import read_layer
+from fixpoint.export.layers import read_layers
 from fixpoint.models import ERNN, FastRNN
 from fixpoint.training import Recipe
 from fixpoint.training.commands.single_run import train_recipe
@@ -41,7 +41,7 @@ def test_training_with_rotations_has_the_same_normalization(windows):
 
 def test_folding_saves_what_it_can():
     run = random_run(model="ernn", rank=2)
-    folded, factors = (read_network(run, fold=fold).recurrence for fold in (True, False))
+    folded, factors = (read_network(run, fold=fold).layers[0] for fold in (True, False))
     assert set(folded.matrices) == {"V", "W"}
     assert set(factors.matrices) == {"V", "W", "U1", "U2"}
     # 12 x 12, 12 x 9, the factors of U, and two products a unit for the update
@@ -50,23 +50,20 @@ def test_folding_saves_what_it_can():
 
 
 def test_a_matrix_of_low_rank_is_folded_where_that_is_smaller():
-    assert set(read_layer(FastRNN(9, 12, rank=6), 5, fold=True).matrices) == {"V", "W"}
-    assert set(read_layer(FastRNN(9, 12, rank=2), 5, fold=True).matrices) == {
-        *("V1", "V2", "W1", "W2")
-    }
+    whole, factors = (read_layers(FastRNN(9, 12, rank=r), 5, fold=True)[0] for r in (6, 2))
+    assert set(whole.matrices) == {"V", "W"}
+    assert set(factors.matrices) == {"V1", "V2", "W1", "W2"}
 
 
 def test_a_shared_eta_has_one_row():
-    assert read_layer(ERNN(3, 4, max_iter=2), 7, fold=True).gain.shape == (1, 2)
-    assert read_layer(ERNN(3, 4, timesteps=7), 7, fold=True).gain.shape == (7, 1)
+    assert read_layers(ERNN(3, 4, max_iter=2), 7, fold=True)[0].gain.shape == (1, 2)
+    assert read_layers(ERNN(3, 4, timesteps=7), 7, fold=True)[0].gain.shape == (7, 1)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "lstm"}, "LSTM has no device program; possible are ERNN .*FastRNN, FastGRNN"),
-        ({"model": "gru"}, "GRU has no device program; possible are"),
-        ({"model": "ugrnn"}, "UGRNN has no device program; possible are"),
+        ({"model": "eurnn"}, "EURNN has no device program; possible are ERNN .*FastRNN, FastGRNN"),
         (
             {"model": "ernn", "solver": "anderson"},
             "Anderson solves to a tolerance.*train with --solver inexact-newton",
@@ -82,19 +79,14 @@ def test_other_models_are_refused(options, message):
         random_network(**options)
 
 
-@pytest.mark.parametrize("options", [{"num_layers": 2}, {"bidirectional": True}])
-def test_several_layers_or_directions_are_refused(options):
-    with pytest.raises(ValueError, match=r"layers and . directions; possible are"):
-        read_layer(ERNN(3, 4, **options), 7, fold=True)
+def test_two_directions_are_refused():
+    with pytest.raises(ValueError, match="ERNN reads each window in both directions; possible are"):
+        read_layers(ERNN(3, 4, bidirectional=True), 7, fold=True)
 
 
 def test_sequences_of_different_lengths_are_refused():
     run = random_run()
-    lengths = {
-        f"lengths_{part}": torch.full((len(x),), 100)
-        for part, x in (("train", run.data.x_train), ("test", run.data.x_test))
-    }
-    changed = run._replace(data=replace(run.data, **lengths))
+    changed = replace(run, form=run.form._replace(lengths=True))
     with pytest.raises(ValueError, match=r"sequences of different lengths; .* cut the sequences"):
         read_network(changed)
 
@@ -119,4 +111,4 @@ def test_an_unfinished_run_is_refused(unfinished):
 
 
 def test_a_checkpoint_of_an_unfinished_run_is_exported(unfinished):
-    assert read_network(unfinished / "epoch-0001").hidden_size == 4
+    assert read_network(unfinished / "epoch-0001").state_size == 4

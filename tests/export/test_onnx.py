@@ -12,7 +12,7 @@ from fixpoint.export.onnx import onnx_scores, write_onnx
 pytest.importorskip("onnxruntime", reason="needs onnxruntime (extra onnx)")
 pytest.importorskip("onnxscript", reason="needs onnxscript (extra onnx)")
 
-FEW = ("ernn K=2 tanh", "fastgrnn", "rnn")
+FEW = ("ernn K=2 tanh", "fastgrnn", "rnn", "gru", "lstm of 2 layers")
 
 
 def close(given, expected):

@@ -10,7 +10,10 @@ import torch
 from fixpoint.export import read_network
 from fixpoint.training import Recipe, Trained, make_model, prepare
 
-STRICT = ("-std=c99", "-O1", "-Wall", "-Wextra", "-Werror", "-pedantic")
+STRICT = (
+    *("-std=c99", "-O1", "-Wall", "-Wextra", "-Werror", "-pedantic"),
+    *("-Wshadow", "-Wconversion"),
+)
 SANITIZED = (*STRICT, "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 MODELS = {
@@ -24,6 +27,13 @@ MODELS = {
     "fastgrnn": {"model": "fastgrnn"},
     "fastgrnn of rank 2": {"model": "fastgrnn", "rank": 2, "nonlinearity": "relu"},
     "rnn": {"model": "rnn"},
+    "ernn of 2 layers": {"model": "ernn", "num_layers": 2, "rank": 2},
+    "rnn of 2 layers": {"model": "rnn", "num_layers": 2},
+    "ugrnn": {"model": "ugrnn"},
+    "gru": {"model": "gru"},
+    "gru of 3 layers": {"model": "gru", "num_layers": 3},
+    "lstm": {"model": "lstm"},
+    "lstm of 2 layers": {"model": "lstm", "num_layers": 2},
     "self-feedback": {"model": "ernn", "cell": "self-feedback", "eta": -0.02},
 }
 NORMALIZATIONS = ("column", "channel", "asinh", "none")
@@ -31,15 +41,15 @@ NORMALIZATIONS = ("column", "channel", "asinh", "none")
 
 @functools.cache
 def _prepared(normalize, rotate):
-    return prepare(Recipe().changed(normalize=normalize, rotate=rotate)).data
+    return prepare(Recipe().changed(normalize=normalize, rotate=rotate))
 
 
 def random_run(*, seed=0, normalize="asinh", **options):
     """A run on the bundled windows with random weights, not trained."""
     recipe = Recipe().changed(normalize=normalize, **{"hidden": 12, **options})
-    data = _prepared(normalize, recipe.training.rotate)
+    ready = _prepared(normalize, recipe.training.rotate)
     torch.manual_seed(seed)
-    model = make_model(recipe.model, data).eval()
+    model = make_model(recipe.model, ready.data).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("eta"):
@@ -48,7 +58,8 @@ def random_run(*, seed=0, normalize="asinh", **options):
                 parameter.normal_(std=0.3)
             elif parameter.dim() == 2:
                 parameter.mul_(2.0)
-    return Trained(recipe, data, model, Path("none"), Path("none"))
+    place = Path("none")
+    return Trained(recipe=recipe, model=model, form=ready.form, weights=place, folder=place)
 
 
 def random_network(*, fold=True, **options):

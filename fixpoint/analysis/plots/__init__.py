@@ -26,6 +26,7 @@ from fixpoint.analysis.plots.condition import (
     plot_profile,
     plot_rate,
 )
+from fixpoint.analysis.plots.confusion import confusion_figure
 from fixpoint.analysis.plots.parallel import parallel_iterations_figure, plot_growth
 from fixpoint.analysis.plots.scalar import plot_equilibrium, plot_steps
 from fixpoint.analysis.plots.solver_study import (
@@ -78,6 +79,7 @@ __all__ = [
     "accuracy_figure",
     "add_legend",
     "add_title",
+    "confusion_figure",
     "contraction_figure",
     "diagnosis_figure",
     "eta_figure",

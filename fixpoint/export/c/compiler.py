@@ -8,8 +8,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fixpoint.export.integer_input import Samples
 
 FLAGS = ("-std=c99", "-O2")
 COMPILERS = ("cc", "gcc", "clang")
@@ -21,30 +24,34 @@ def find_compiler() -> str | None:
 
 
 def compile_c(folder: Path, program: Path, compiler: str, *, flags: Sequence[str] = FLAGS) -> None:
-    """Compile fixpoint.c and main.c of a folder into a program.
+    """Compile the C files of a folder into a program.
 
     Raises:
         RuntimeError: the compiler fails, with what it prints.
     """
-    sources = [str(folder / name) for name in ("fixpoint.c", "main.c")]
+    sources = sorted(map(str, folder.glob("*.c")))
     command = [compiler, *flags, *sources, "-o", str(program)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)} failed: {result.stderr.strip()}")
 
 
-def run_c(command: Sequence[str], windows: Tensor) -> tuple[Tensor, Tensor]:
+def run_c(
+    command: Sequence[str], windows: Tensor, *, samples: Samples = "float"
+) -> tuple[Tensor, Tensor]:
     """Labels (B,) and scores (B, C) that a compiled program prints for windows (B, T, d).
 
     Args:
         command: the program, with an emulator before it where it is for another machine.
+        samples: type of the samples that it takes.
 
     Raises:
         RuntimeError: the program fails, with what it prints.
     """
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "windows.bin"
-        windows.float().contiguous().numpy().tofile(file)
+        kind = np.int16 if samples == "int16" else np.float32
+        windows.contiguous().numpy().astype(kind).tofile(file)
         result = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
     if result.returncode:
         raise RuntimeError(f"{command[-1]} failed: {result.stderr.strip()}")
@@ -53,9 +60,11 @@ def run_c(command: Sequence[str], windows: Tensor) -> tuple[Tensor, Tensor]:
     return labels, torch.tensor([[float(value) for value in row[2:]] for row in rows])
 
 
-def compiled_scores(folder: Path, windows: Tensor, compiler: str) -> Tensor:
+def compiled_scores(
+    folder: Path, windows: Tensor, compiler: str, *, samples: Samples = "float"
+) -> Tensor:
     """Scores, (B, C), of windows by the program in a folder, compiled in a temporary one."""
     with tempfile.TemporaryDirectory() as place:
         program = Path(place) / "classify"
         compile_c(folder, program, compiler)
-        return run_c([str(program)], windows)[1]
+        return run_c([str(program)], windows, samples=samples)[1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import queue
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -87,8 +89,14 @@ def _connected(address: str) -> Iterator[Client]:
         import distributed
     except ImportError:
         raise missing_extra("--cluster", "dask.distributed", "cluster") from None
+    if not re.fullmatch(r"([a-z]+://)?[^/:\s]+(:\d+)?(/.*)?", address) or ":" not in address:
+        raise ValueError(
+            f"--cluster takes the address that `dask scheduler` prints, as tcp://HOST:8786; got "
+            f"{address!r}"
+        )
     try:
-        client = distributed.Client(address, timeout=TIMEOUT, set_as_default=False)
+        with _without_log("distributed"):
+            client = distributed.Client(address, timeout=TIMEOUT, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         raise OSError(
             f"no scheduler answers at {address} ({error}): give the address that `dask scheduler` "
@@ -96,6 +104,18 @@ def _connected(address: str) -> Iterator[Client]:
         ) from None
     with client:
         yield client
+
+
+@contextmanager
+def _without_log(name: str) -> Iterator[None]:
+    """Keep a package from printing tracebacks of an error that is raised anyway."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from distributed import Worker, WorkerPlugin, get_worker
 from fixpoint.data.content import content_digest
 from fixpoint.training.commands.single_run import LOCK, train_recipe
 from fixpoint.training.engine.fit import Epoch
+from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.results.store import Record
 
@@ -115,7 +116,7 @@ def train_where_shared(
         shared = marker.exists()
         out = marker.parent if shared else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         record = _patiently(lambda: train_recipe(recipe, out, report))
-        folder = out / recipe.key
+        folder = out / resolved(recipe).key
         paths = [] if shared else [p for p in folder.rglob("*") if p.is_file() and p.name != LOCK]
         return record, {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 

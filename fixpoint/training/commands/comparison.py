@@ -8,22 +8,26 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fixpoint._messages import SomeFailed
 from fixpoint.training.commands.cluster import run_on_cluster
 from fixpoint.training.commands.console import say
-from fixpoint.training.commands.progress import RunProgress, run_name
+from fixpoint.training.commands.failures import FAILED, read_failed, write_failed
+from fixpoint.training.commands.progress import make_progress, run_name
 from fixpoint.training.commands.save_figure import save_figure
 from fixpoint.training.commands.workers import Started, run_all
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.engine.fit import Epoch
+from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.engine.run_data import preparer
 from fixpoint.training.experiment import build_model, make_fabric
 from fixpoint.training.recipe.names import run_label
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.results.aggregate import by_dataset, groups
 from fixpoint.training.results.html_report import render
-from fixpoint.training.results.store import Record, Records, open_records
+from fixpoint.training.results.store import Record, Records, open_records, read_file
+from fixpoint.training.results.summary import summary
 from fixpoint.training.results.table import comparison_table
-from fixpoint.training.results.verdict import divergence, findings
+from fixpoint.training.results.verdict import divergence, shared_findings
 
 
 def run_comparison(
@@ -34,6 +38,8 @@ def run_comparison(
     jobs: int,
     cluster: str | None = None,
     formats: Sequence[str] = ("png",),
+    dry: bool = False,
+    only_failed: bool = False,
 ) -> list[Record]:
     """Run what is not finished yet and show everything.
 
@@ -47,6 +53,8 @@ def run_comparison(
         jobs: runs at a time.
         cluster: address of a scheduler whose workers take the runs; see `run_on_cluster`.
         formats: of the figure, of png, pdf and svg.
+        dry: print the runs with their keys, and run nothing.
+        only_failed: run those alone that failed before.
 
     Raises:
         ValueError: an option is wrong, or no run is left; nothing has been run then.
@@ -61,11 +69,18 @@ def run_comparison(
             "fixpoint compare takes one device a run: use --jobs for several at a time"
         )
     runs = buildable(console, runs)
+    if only_failed:
+        runs = [run for run in runs if run.key in read_failed(out)]
+        if not runs:
+            raise ValueError(f"no run of this command is in {out / FAILED}")
+    if dry:
+        _list(console, runs, out)
+        return []
     records = open_records(out)
     done = run_missing(console, runs, records, out=out, jobs=jobs, cluster=cluster)
     show(console, done, out, formats)
     if len(done) < len(runs):
-        raise ValueError(f"{len(runs) - len(done)} of {len(runs)} runs failed, see above")
+        raise SomeFailed(f"{len(runs) - len(done)} of {len(runs)} runs failed, see above")
     return done
 
 
@@ -78,12 +93,17 @@ def run_missing(
     jobs: int,
     cluster: str | None = None,
 ) -> list[Record]:
-    """The records of those runs that were finished, after running what is not in `records`."""
-    todo = [run for run in runs if run.key not in records.by_key]
+    """The records of those runs that were finished, after running what is not in `records`.
+
+    Failed runs are listed in `failed.json` in `out`.
+    """
+    todo = [resolved(run) for run in runs if records.find(run) is None]
     if len(todo) < len(runs):
         say(console, f"{len(runs) - len(todo)} of {len(runs)} runs are already in {records.path}")
+    _rename_folders(runs, out)
+    failed: dict[str, str] = {}
     if todo:
-        with RunProgress(console, todo) as progress:
+        with make_progress(console, todo) as progress:
             events = run_on_cluster(todo, cluster, out) if cluster else run_all(todo, jobs, out)
             for run, event in events:
                 if isinstance(event, Started):
@@ -94,19 +114,42 @@ def run_missing(
                     records.append(event)
                     progress.stop(run)
                 else:
-                    say(console, f"{run_name(run)} failed: {event}")
-                    progress.stop(run, "failed")
-    return [records.by_key[run.key] for run in runs if run.key in records.by_key]
+                    failed[run.key] = event
+                    progress.fail(run, event)
+        write_failed(out, failed, {run.key for run in todo})
+    return [record for run in runs if (record := records.find(run)) is not None]
+
+
+def _list(console: Console, runs: list[Recipe], out: Path) -> None:
+    """A line for each run: its key, whether it is finished, its name."""
+    path = out / "runs.jsonl"
+    done = {record["key"] for record in read_file(path)} if path.is_file() else set()
+    for run in runs:
+        state = "finished" if run.key in done else "to run"
+        say(console, f"{run.key}  {state:8}  {run_name(run)}")
+
+
+def _rename_folders(runs: list[Recipe], out: Path) -> None:
+    """Give folders of earlier versions, named before defaults were filled in, today's name."""
+    for run in runs:
+        old, new = out / run.key, out / resolved(run).key
+        if old != new and old.is_dir() and not new.exists():
+            old.rename(new)
 
 
 def show(console: Console, records: list[Record], out: Path, formats: Sequence[str]) -> None:
     """A table for each data set, what the numbers mean, and the figure of the condition."""
     for group in by_dataset(records).values():
         console.print(comparison_table(group))
-    for record in records:
-        first = record["run"]["seed"] == records[0]["run"]["seed"]
-        text = findings(record) if first or divergence(record) else None
-        if text:
+    shown = [
+        record
+        for record in records
+        if record["run"]["seed"] == records[0]["run"]["seed"] or divergence(record)
+    ]
+    for text in shared_findings(shown):
+        say(console, text)
+    for group in by_dataset(records).values():
+        for text in summary(group):
             say(console, text)
     if records:
         solved = [r for r in records if r["contraction"]]
@@ -123,7 +166,7 @@ def buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
     good: list[Recipe] = []
     refused: list[ValueError] = []
     for run in runs:
-        data, dropped = prepared(run)
+        data, dropped, _ = prepared(run)
         if run.data not in shown:
             shown.add(run.data)
             say(console, f"{data!r}, normalized per {run.data.normalize}")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from math import isfinite
+from statistics import fmean
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -14,13 +19,13 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Column
 
 from fixpoint._messages import printable
 from fixpoint.training.commands.console import say
 from fixpoint.training.engine.fit import Epoch
+from fixpoint.training.recipe.names import SOLVERS, short_name
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.results.aggregate import mean_and_sd
 
@@ -47,7 +52,8 @@ class RunProgress:
         self.console = console
         self.total = {run: _epochs(run) for run in runs}
         self.done = dict.fromkeys(runs, 0)
-        self.start = time.monotonic()
+        self.names = short_names(runs)
+        self.left = TimeLeft(self.total)
         fits = console.is_terminal and console.width >= NARROW
         self.bars = _bars(console) if fits else None
         self.tasks = {run: self._bar(self.bars, run) for run in runs if self.bars}
@@ -69,35 +75,154 @@ class RunProgress:
         if self.bars:
             self.bars.update(self.tasks[run], completed=0, note=where)
         elif again:
-            say(self.console, f"{run_name(run)}: its worker was lost; taken over by {where}")
+            say(self.console, f"{self.names[run]}: its worker was lost; taken over by {where}")
 
     def advance(self, run: Recipe, epoch: Epoch) -> None:
         """One more epoch is done."""
         self.done[run] += 1
+        left = self.left.after(run, epoch)
         if self.bars:
             self.bars.start_task(self.tasks[run])
-            self.bars.update(self.tasks[run], advance=1, note=_result(epoch))
+            self.bars.update(self.tasks[run], advance=1, note=_result(epoch), left=left)
             return
         of = f"epoch {self.done[run]} of {self.total[run]}"
-        say(self.console, f"{run_name(run)}: {of}, {_result(epoch)}{self._left()}")
+        say(self.console, f"{self.names[run]}: {of}, {_result(epoch)}{left and f'; {left}'}")
 
     def stop(self, run: Recipe, note: str | None = None) -> None:
         """The run has ended; `note` says how if not well."""
         self.total[run] = self.done[run]
+        self.left.stop(run)
         if self.bars:
             if note is not None:
                 self.bars.update(self.tasks[run], note=note)
             self.bars.stop_task(self.tasks[run])
 
-    def _bar(self, bars: Progress, run: Recipe) -> TaskID:
-        name, note = printable(run_name(run)), _first_note(run)
-        return bars.add_task(name, total=self.total[run], start=False, note=note)
+    def fail(self, run: Recipe, reason: str) -> None:
+        """The run has failed."""
+        say(self.console, f"{run_name(run)} failed: {reason}")
+        self.stop(run, "failed")
 
-    def _left(self) -> str:
-        """The time left, from the mean time of the epochs so far."""
-        done, total = sum(self.done.values()), sum(self.total.values())
-        seconds = (time.monotonic() - self.start) * (total - done) / done
-        return f"; about {_duration(seconds)} left" if total > done else ""
+    def _bar(self, bars: Progress, run: Recipe) -> TaskID:
+        name, note = printable(self.names[run]), _first_note(run)
+        return bars.add_task(name, total=self.total[run], start=False, note=note, left="")
+
+
+class TimeLeft:
+    """Time left, from the epochs of this process without the first of each run.
+
+    The first epoch of a run may compile. Epochs of an earlier process come at once: an epoch that
+    took less time to come than to train is one of them.
+
+    Args:
+        total: epochs of each run.
+    """
+
+    def __init__(self, total: Mapping[Recipe, int]) -> None:
+        self.total = dict(total)
+        self.seen = dict.fromkeys(total, 0)
+        self.last: dict[Recipe, float] = {}
+        self.gaps: dict[Recipe, list[float]] = {run: [] for run in total}
+
+    def after(self, run: Recipe, epoch: Epoch) -> str:
+        """The time left after one more epoch, "" where it is not known."""
+        now = time.monotonic()
+        self.seen[run] += 1
+        if run in self.last and now - self.last[run] >= 0.9 * epoch.seconds:
+            self.gaps[run].append(now - self.last[run])
+        self.last[run] = now
+        known = [gap for gaps in self.gaps.values() for gap in gaps]
+        if not known or not any(self.seen[r] < n for r, n in self.total.items()):
+            return ""
+        running = sum(0 < self.seen[r] < n for r, n in self.total.items())
+        seconds = sum(
+            (n - self.seen[r]) * fmean(self.gaps[r] or known) for r, n in self.total.items()
+        )
+        return f"about {_duration(seconds / max(running, 1))} left"
+
+    def stop(self, run: Recipe) -> None:
+        """No epoch of this run will come."""
+        self.total[run] = self.seen[run]
+
+
+class JsonProgress:
+    """Progress as JSON, an object a line, for other programs.
+
+    Args:
+        console: where to print.
+        runs: all that will be run.
+    """
+
+    def __init__(self, console: Console, runs: list[Recipe]) -> None:
+        self.console, self.runs = console, runs
+
+    def __enter__(self) -> JsonProgress:
+        for run in self.runs:
+            self._say("planned", run, name=run_name(run), epochs=_epochs(run))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def begin(self, run: Recipe, where: str) -> None:
+        """The run starts there, or starts again."""
+        self._say("started", run, where=where)
+
+    def advance(self, run: Recipe, epoch: Epoch) -> None:
+        """One more epoch is done."""
+        values = {k: v if v is None or isfinite(v) else None for k, v in epoch._asdict().items()}
+        self._say("epoch", run, **values)
+
+    def stop(self, run: Recipe, note: str | None = None) -> None:
+        """The run has ended."""
+        self._say("finished", run)
+
+    def fail(self, run: Recipe, reason: str) -> None:
+        """The run has failed."""
+        self._say("failed", run, reason=reason)
+
+    def _say(self, event: str, run: Recipe, **values: Any) -> None:
+        line = json.dumps({"event": event, "key": run.key, **values}, allow_nan=False)
+        self.console.file.write(line + "\n")
+        self.console.file.flush()
+
+
+def make_progress(console: Console, runs: list[Recipe]) -> RunProgress | JsonProgress:
+    """JSON lines where the environment variable FIXPOINT_PROGRESS is json, else bars or lines."""
+    wanted = os.environ.get("FIXPOINT_PROGRESS", "")
+    if wanted not in ("", "json"):
+        raise ValueError(f"FIXPOINT_PROGRESS must be json or not set; got {wanted!r}")
+    return (JsonProgress if wanted else RunProgress)(console, runs)
+
+
+def short_names(runs: list[Recipe]) -> dict[Recipe, str]:
+    """A name for each run of what sets it apart from the others: data, model, backward, seed."""
+    parts = {run: _name_parts(run) for run in runs}
+    if len(runs) < 2:
+        return {run: run_name(run) for run in runs}
+    alike = [len({p[i] for p in parts.values()}) < 2 for i in range(4)]
+    # Cells follow from solvers where each solver has one.
+    pairs = {(run.model.solver, run.model.max_iter, run.model.cell) for run in runs}
+    without = len(pairs) == len({pair[:2] for pair in pairs})
+    names = {}
+    for run, (data, model, backward, seed) in parts.items():
+        shown = _short_model(run) if without and run.model.solver else model
+        rest = [shown, backward, seed]
+        kept = [text for text, same in zip(rest, alike[1:], strict=True) if text and not same]
+        name = " ".join(kept) or shown
+        names[run] = name if alike[0] else f"{data}: {name}"
+    return names
+
+
+def _short_model(run: Recipe) -> str:
+    """The solver of an ERNN, with K."""
+    solver = str(run.model.solver)
+    name = SOLVERS.get(solver, short_name(solver))
+    return f"K={run.model.max_iter}" if solver == "inexact-newton" else name
+
+
+def _name_parts(recipe: Recipe) -> tuple[str, str, str, str]:
+    model, seed = recipe.model, recipe.training.seed
+    return recipe.data.dataset, recipe.label, model.backward or "", f"seed {seed}"
 
 
 def run_name(recipe: Recipe) -> str:
@@ -115,7 +240,7 @@ def _bars(console: Console) -> Progress:
         MofNCompleteColumn(),
         TextColumn("epochs"),
         *((TimeElapsedColumn(),) if wide else ()),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
     )

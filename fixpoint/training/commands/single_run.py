@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed
@@ -13,13 +12,14 @@ from lightning_fabric import Fabric
 from rich.console import Console
 
 from fixpoint.training.commands.console import say
-from fixpoint.training.commands.progress import RunProgress
+from fixpoint.training.commands.progress import make_progress
 from fixpoint.training.engine.fit import Epoch
-from fixpoint.training.engine.model_factory import resolve
+from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.engine.run_data import prepare, save_origin
 from fixpoint.training.experiment import build_model, make_fabric, run_experiment, tuned
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.recipe.toml import RECIPE, write_recipe
+from fixpoint.training.results.confusion import confusion_table, draw_confusion
 from fixpoint.training.results.logs import Logs, check_loggers
 from fixpoint.training.results.store import Record, Records, open_records
 from fixpoint.training.results.table import comparison_table
@@ -49,7 +49,7 @@ def train_and_show(
         OSError: a data file is missing, a file cannot be written, or another process trains this
             recipe.
     """
-    recipe = replace(recipe, model=resolve(recipe.model))
+    recipe = resolved(recipe)
     check_loggers(loggers)
     build_model(recipe, prepare(recipe).data)
     fabric = make_fabric(recipe.machine)
@@ -87,7 +87,7 @@ def _train(
         _show(console, done)
         return done
     say(console, f"{recipe.label} on {recipe.data.dataset}: {folder}")
-    with RunProgress(console, [recipe]) as progress:
+    with make_progress(console, [recipe]) as progress:
         record = _train_recipe(
             recipe,
             folder,
@@ -100,7 +100,9 @@ def _train(
         records.append(record)
     fabric.barrier()
     _show(console, record)
-    say(console, f"Results: {out / 'runs.jsonl'}   Weights: {folder}")
+    picture = draw_confusion(record, folder / "confusion.png") if records else None
+    drawn = f"   Confusion: {picture}" if picture else ""
+    say(console, f"Results: {out / 'runs.jsonl'}   Weights: {folder}{drawn}")
     return record
 
 
@@ -111,13 +113,14 @@ def train_recipe(
 
     Args:
         recipe: what to run; unfinished checkpoints of it in `out` are continued.
-        out: its checkpoints are in `out/KEY`; None keeps nothing.
+        out: its checkpoints are in `out/KEY`, with the key of the resolved recipe; None keeps
+            nothing.
         report: called after each epoch, those of the choice included.
 
     Raises:
         OSError: another process trains this recipe, or a file cannot be written.
     """
-    fabric = make_fabric(recipe.machine)
+    recipe, fabric = resolved(recipe), make_fabric(recipe.machine)
     if out is None:
         return _train_recipe(recipe, None, report, fabric=fabric)
     with _alone_in(out / recipe.key):
@@ -140,7 +143,11 @@ def _train_recipe(
                 logs.add(epoch)
             report(epoch)
 
-        return run_experiment(recipe, prepare(recipe).data, note, folder=folder, fabric=fabric)
+        ready = prepare(recipe)
+        if folder and fabric.is_global_zero:
+            folder.mkdir(parents=True, exist_ok=True)
+            ready.form.save(folder)
+        return run_experiment(recipe, ready.data, note, folder=folder, fabric=fabric)
 
     def trial(choice: Recipe) -> Record:
         # Each trial is a recipe of its own, finished or not on its own.
@@ -187,5 +194,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def _show(console: Console, record: Record) -> None:
     console.print(comparison_table([record]))
+    if table := confusion_table(record):
+        console.print(table)
     if text := findings(record):
         say(console, text)

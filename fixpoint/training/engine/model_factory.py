@@ -30,7 +30,7 @@ from fixpoint.models import (
 )
 from fixpoint.solvers import SOLVERS
 from fixpoint.training.recipe.plugins import load_plugin, named
-from fixpoint.training.recipe.schema import Model
+from fixpoint.training.recipe.schema import Model, Recipe
 
 BACKWARDS: dict[str, type[Backward]] = {
     "unrolled": Unrolled,
@@ -61,6 +61,8 @@ def _standard(layer: Callable[..., nn.Module], **names: str) -> Layer:
     def build(options: Model, input_size: int, timesteps: int) -> nn.Module:
         values = {own: getattr(options, name) for name, own in names.items()}
         given = {own: value for own, value in values.items() if value is not None}
+        if options.num_layers > 1:
+            given["num_layers"] = options.num_layers
         return layer(input_size, options.hidden, batch_first=True, **given)
 
     return Layer(build, tuple(names))
@@ -75,13 +77,24 @@ def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
         of_solver |= {"rtol": options.rtol, "atol": 0.1 * options.rtol}
     names = ("nonlinearity", "bound", "rank", "init")
     of_cell = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    cell: Any = _cell(str(options.cell), input_size, options.hidden, of_cell)
+    if options.num_layers > 1:
+        if options.cell != "jordan":
+            raise ValueError(
+                f"the {options.cell} cell has one layer; got model.num_layers="
+                f"{options.num_layers}: take the jordan cell, or one layer"
+            )
+        cell, of_cell = "jordan", of_cell | {"num_layers": options.num_layers}
+    else:
+        of_cell = {}
     return ERNN(
         input_size,
         options.hidden,
-        cell=_cell(str(options.cell), input_size, options.hidden, of_cell),
+        cell=cell,
         solver=named("solver", str(options.solver), SOLVERS)(**of_solver),
         backward=BACKWARDS[str(options.backward)](),
         batch_first=True,
+        **of_cell,
     )
 
 
@@ -148,6 +161,11 @@ def resolve(options: Model) -> Model:
         rtol=1e-3 if options.rtol is None and not learned else options.rtol,
         bound=0.8 if options.bound is None and bounded else options.bound,
     )
+
+
+def resolved(recipe: Recipe) -> Recipe:
+    """The recipe with the defaults of its model filled in, whose key names a run."""
+    return replace(recipe, model=resolve(recipe.model))
 
 
 def make_model(options: Model, data: Dataset, *, bptt: int = 300) -> nn.Module:

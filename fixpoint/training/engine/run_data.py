@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,24 +13,31 @@ from fixpoint.data import (
     Dataset,
     check_vectors,
     drop_nonfinite,
+    find_normalization,
     fingerprint,
     load_dataset,
-    normalize,
+    normalize_by,
     validation_split,
 )
 from fixpoint.data.storage import expand
 from fixpoint.training.engine.checkpoint import replace_file
-from fixpoint.training.recipe.schema import Data, Recipe, Training
+from fixpoint.training.engine.run_form import InputForm
+from fixpoint.training.recipe.schema import Data, Recipe, Training, Windows
 
 ORIGIN = "data.json"
 """File that says where the data of a run were, and their fingerprint."""
 
 
 class Prepared(NamedTuple):
-    """Data ready for training, and how many training windows were left out for NaN or inf."""
+    """Data ready for training.
+
+    dropped: training windows that were left out for NaN or inf.
+    form: of the windows before the normalization.
+    """
 
     data: Dataset
     dropped: int
+    form: InputForm
 
 
 def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
@@ -49,7 +57,8 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
         >>> len(data.x_train) > 4 * len(data.x_valid) - 40
         True
     """
-    data = load_dataset(recipe.data.dataset) if data is None else data
+    if data is None:
+        data = load_dataset(recipe.data.dataset, **asdict(recipe.windows))
     data, dropped = drop_nonfinite(data)
     if recipe.data.validation:
         data = validation_split(data, recipe.data.validation, seed=recipe.training.seed)
@@ -63,9 +72,13 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
     rotated = recipe.training.rotate > 0
     if rotated:
         check_vectors(data)
-    if recipe.data.normalize != "none" and data.kind == "classification":
-        data = normalize(data, recipe.data.normalize, late=rotated)
-    return Prepared(data, dropped)
+    if data.kind != "classification":
+        return Prepared(data, dropped, InputForm.of(data, None))
+    found = find_normalization(data, recipe.data.normalize)
+    form = InputForm.of(data, found)
+    if recipe.data.normalize != "none":
+        data = normalize_by(data, found, late=rotated)
+    return Prepared(data, dropped, form)
 
 
 def save_origin(recipe: Recipe, folder: Path) -> None:
@@ -104,10 +117,10 @@ def locate_data(recipe: Recipe, folder: Path, place: str | None = None) -> Recip
 
 def preparer() -> Callable[[Recipe], Prepared]:
     """`prepare` that does equal work once, for as long as it is kept."""
-    known: dict[tuple[Data, Training], Prepared] = {}
+    known: dict[tuple[Data, Windows, Training], Prepared] = {}
 
     def once(recipe: Recipe) -> Prepared:
-        part = (recipe.data, recipe.training)
+        part = (recipe.data, recipe.windows, recipe.training)
         if part not in known:
             known[part] = prepare(recipe)
         return known[part]

@@ -57,6 +57,9 @@ class DataTask(Task, Protocol):
     def guessing_loss(self) -> float:
         """Loss of the model that gives each class the same probability."""
 
+    def class_scores(self, model: nn.Module) -> dict[str, Any]:
+        """How a model does at each class of the test part; empty where there are none."""
+
 
 class Classification:
     """Sequences with one class each; batches are index slices of tensors on the device."""
@@ -66,6 +69,9 @@ class Classification:
     def __init__(self, fabric: Fabric, data: Dataset, training: Training) -> None:
         self.fabric, self.training = fabric, training
         self.data = data.to(fabric.device)
+        self.weights = None
+        if training.class_weights == "balanced":
+            self.weights = balanced_weights(self.data.y_train, len(data.classes))
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -87,7 +93,9 @@ class Classification:
                 x = rotate(x.float(), data.vectors, turns, data.sensors)
             lengths = () if data.lengths_train is None else (data.lengths_train[mine],)
             logits = model(data.inputs(x), *lengths)
-            loss = F.cross_entropy(logits, data.y_train[mine], label_smoothing=smoothing)
+            loss = F.cross_entropy(
+                logits, data.y_train[mine], self.weights, label_smoothing=smoothing
+            )
             yield (loss if world == 1 else weight * loss), len(rows)
 
     def _rotations(self, count: int, order: torch.Generator) -> Tensor:
@@ -107,6 +115,18 @@ class Classification:
 
     def guessing_loss(self) -> float:
         return math.log(len(self.data.classes))
+
+    @torch.no_grad()
+    def class_scores(self, model: nn.Module) -> dict[str, Any]:
+        data = self.data
+        dtype = next(model.parameters()).dtype
+        model.eval()
+        logits = _logits(
+            model, data.x_test, lambda rows: _of_dtype(data.inputs(rows), dtype), data.lengths_test
+        )
+        good = logits.isfinite().all(1)
+        found = confusion_matrix(data.y_test[good], logits[good].argmax(1), len(data.classes))
+        return {"classes": list(data.classes), **scores_by_class(found, data.y_test)}
 
 
 class LanguageModelling:
@@ -159,6 +179,9 @@ class LanguageModelling:
     def guessing_loss(self) -> float:
         return math.log(len(self.data.vocabulary))
 
+    def class_scores(self, model: nn.Module) -> dict[str, Any]:
+        return {}
+
     def _pieces(self, part: str) -> Iterator[tuple[Tensor, Tensor]]:
         x, y = getattr(self.data, f"x_{part}"), getattr(self.data, f"y_{part}")
         size, steps = self.training.batch_size, self.training.bptt
@@ -207,12 +230,76 @@ def evaluate(
         (0.0002, 100.0)
     """
     model.eval()
-    parts = [x.split(batch_size)] + ([] if lengths is None else [lengths.split(batch_size)])
-    logits = torch.cat([model(inputs(rows), *ends) for rows, *ends in zip(*parts, strict=True)])
+    logits = _logits(model, x, inputs, lengths, batch_size)
     good = logits.isfinite().all(1)
     loss = F.cross_entropy(logits[good], y[good]).item()
     right = good & (logits.argmax(1) == y)
     return loss, 100 * right.sum().item() / len(right)
+
+
+def _logits(
+    model: nn.Module,
+    x: Tensor,
+    inputs: Callable[[Tensor], Tensor],
+    lengths: Tensor | None,
+    batch_size: int = 512,
+) -> Tensor:
+    """Logits, (N, C), of stored rows."""
+    parts = [x.split(batch_size)] + ([] if lengths is None else [lengths.split(batch_size)])
+    return torch.cat([model(inputs(rows), *ends) for rows, *ends in zip(*parts, strict=True)])
+
+
+def _of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values in the dtype of the weights; word ids as they are."""
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def balanced_weights(y: Tensor, classes: int) -> Tensor:
+    """Weight of each class, inverse to its number of windows; their mean over windows is 1.
+
+    >>> balanced_weights(torch.tensor([0, 0, 0, 1]), 2).tolist()
+    [0.6666666865348816, 2.0]
+    """
+    counts = y.bincount(minlength=classes)
+    return len(y) / ((counts > 0).sum() * counts.clamp_min(1)).float()
+
+
+def confusion_matrix(y: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    """Windows of each class by the class that was predicted, (C, C): row the true one.
+
+    >>> confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    return (y * classes + predicted).bincount(minlength=classes**2).reshape(classes, classes)
+
+
+def scores_by_class(confusion: Tensor, y: Tensor) -> dict[str, Any]:
+    """Recall and F1 of each class in percent, None of a class without windows, and their means.
+
+    Args:
+        confusion: see `confusion_matrix`; windows without a prediction are not in it.
+        y: true class of every window.
+
+    >>> found = scores_by_class(torch.tensor([[1, 1], [0, 1]]), torch.tensor([0, 0, 1]))
+    >>> found["recall"], round(found["macro_f1"], 1)
+    ([50.0, 100.0], 66.7)
+    """
+    true = y.bincount(minlength=len(confusion)).double()
+    right, named = confusion.diag().double(), confusion.sum(0).double()
+    recall = 100 * right / true
+    f1 = 200 * right / (true + named)
+    there = true > 0
+
+    def listed(values: Tensor) -> list[float | None]:
+        return [v if known else None for v, known in zip(values.tolist(), there, strict=True)]
+
+    return {
+        "confusion": confusion.tolist(),
+        "recall": listed(recall),
+        "f1": listed(f1),
+        "macro_recall": recall[there].mean().item(),
+        "macro_f1": f1[there].mean().item(),
+    }
 
 
 def _word_loss(logits: Tensor, following: Tensor, *, label_smoothing: float = 0.0) -> Tensor:

@@ -39,11 +39,33 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Windows:
+    """How a long recording is cut into windows; all None for data that are windows already."""
+
+    window: int | None = key(None, "samples of a window of a recording", low=1)
+    step: int | None = key(
+        None, "samples from one window to the next; half a window if not given", low=1
+    )
+    label: str | None = key(None, "column of the class of each sample")
+    subject: str | None = key(
+        None, "column of the person; of a folder the name of its file or folder if not given"
+    )
+    time: str | None = key(None, "column of the time, by which gaps are noticed")
+    channels: tuple[str, ...] = key((), "columns to learn from; all other numbers if not given")
+    fill: Literal["none", "hold", "linear"] = key(
+        "none",
+        "hold or linear: fill missing values by the last one, or by a line between neighbors; "
+        "none refuses them",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """What learns. Options that are None take the model's own default."""
 
     model: str = key("ernn", "model, as ernn, rnn, lstm, gru: a name in fixpoint.training.LAYERS")
     hidden: int = key(80, "hidden units", low=1)
+    num_layers: int = key(1, "recurrent layers, each reading the states of the one before", low=1)
     nonlinearity: str | None = key(None, "of the layer: relu, tanh, ...")
     cell: str | None = key(None, "cell of ernn")
     solver: str | None = key(None, "solver of ernn")
@@ -111,6 +133,9 @@ class Training:
         low=0,
         below=181,
     )
+    class_weights: Literal["none", "balanced"] = key(
+        "none", "balanced weighs each class in the loss by 1 / its number of training windows"
+    )
     label_smoothing: float = key(0.0, "of the cross entropy", low=0, below=1)
     stop_after: int | None = key(
         None, "stop after so many epochs without a better validation score", low=1
@@ -132,6 +157,7 @@ class Machine:
 
 SECTIONS: dict[str, type] = {
     "data": Data,
+    "windows": Windows,
     "model": Model,
     "training": Training,
     "machine": Machine,
@@ -159,6 +185,7 @@ class Recipe:
     """
 
     data: Data = Data()
+    windows: Windows = Windows()
     model: Model = Model()
     training: Training = Training()
     machine: Machine = Machine()
@@ -223,6 +250,7 @@ def find_key(name: str) -> tuple[str, str]:
         ValueError: there is none; the nearest is named.
     """
     section, dot, rest = name.rpartition(".")
+    section = section.removeprefix("data.")
     if dot and section not in SECTIONS:
         raise ValueError(unknown_name("section", section, SECTIONS))
     rest = FORMER.get(rest, rest)

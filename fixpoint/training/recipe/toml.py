@@ -10,7 +10,7 @@ import tomli_w
 
 import fixpoint
 from fixpoint._messages import unknown_name
-from fixpoint.training.recipe.schema import SECTION_OF, SECTIONS, Recipe, find_key
+from fixpoint.training.recipe.schema import SECTION_OF, SECTIONS, Recipe, Windows, find_key
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -83,6 +83,8 @@ def read_recipe(text: str) -> Recipe:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"not valid TOML: {error}") from None
     changes = {}
+    if isinstance(content.get("data"), dict) and "windows" in content["data"]:
+        content["windows"] = content["data"].pop("windows")
     for section, part in content.items():
         if section not in SECTIONS:
             if section in SECTION_OF:
@@ -107,6 +109,9 @@ def write_recipe(recipe: Recipe) -> str:
     for name, value in recipe.flat.items():
         if value is not None:
             parts[find_key(name)[0]][name] = value
+    windows = parts.pop("windows")
+    if recipe.windows != Windows():
+        parts["data"]["windows"] = windows
     return tomli_w.dumps(parts)
 
 

@@ -44,6 +44,8 @@ def columns(metric: str) -> tuple[Column, ...]:
         Column(f"last {unit}", f"{metric}_last", 2),
         Column(f"best {unit}", f"{metric}_best", 2),
         Column("by validation", f"{metric}_chosen", 2),
+        Column("macro F1", "macro_f1", 2),
+        Column("macro recall", "macro_recall", 2),
         Column("train loss", "loss", 3),
         Column("s / epoch", "seconds_per_epoch", 2),
         Column("residual", "mean_residual", None),

@@ -10,6 +10,7 @@ from pathlib import Path
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.recipe.names import run_label
 from fixpoint.training.results.aggregate import by_dataset, columns, groups
+from fixpoint.training.results.confusion import MOST_CLASSES, by_class, total_confusion
 from fixpoint.training.results.store import Record, read_records
 
 _SPECIAL = {
@@ -56,7 +57,35 @@ def _latex(dataset: str, records: list[Record]) -> str:
         names = [run_label(run), run["backward"] or "-", str(len(group))]
         cells = [*names, *(column.text(group) for column in shown)]
         lines.append(" & ".join(map(latex_text, cells)) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+    lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+    for group in groups(records):
+        lines += _latex_confusion(group)
+    return "\n".join(lines)
+
+
+def _latex_confusion(group: list[Record]) -> list[str]:
+    """The confusion matrix of a row, with recall and F1 of each class."""
+    matrix = total_confusion(group)
+    if matrix is None or len(matrix) > MOST_CLASSES:
+        return []
+    classes, run = group[0]["classes"], group[0]["run"]
+    rows = [
+        [name, *map(str, row), *("-" if v is None else f"{v:.1f}" for v in scores)]
+        for name, row, scores in zip(classes, matrix, by_class(matrix), strict=True)
+    ]
+    name = ", ".join([run_label(run), *([run["backward"]] if run["backward"] else [])])
+    return [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{latex_text(name)} on {latex_text(run['dataset'])}: test windows of each "
+        r"class (row) by the predicted one, recall and F1.}",
+        rf"\begin{{tabular}}{{l{'r' * (len(classes) + 2)}}}",
+        r"\toprule",
+        " & ".join(map(latex_text, ["true class", *classes, "recall %", "F1 %"])) + r" \\",
+        r"\midrule",
+        *(" & ".join(map(latex_text, row)) + r" \\" for row in rows),
+        *(r"\bottomrule", r"\end{tabular}", r"\end{table}", ""),
+    ]
 
 
 def latex_text(text: str) -> str:

@@ -11,11 +11,13 @@ from fixpoint._messages import missing_extra, printable
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.recipe.names import run_label
 from fixpoint.training.results.aggregate import Column, by_dataset, columns, groups, mean_and_sd
+from fixpoint.training.results.confusion import confusions
 from fixpoint.training.results.description import descriptions
 from fixpoint.training.results.report_charts import Line, charts, legend
 from fixpoint.training.results.store import Record, read_records
+from fixpoint.training.results.summary import summary
 from fixpoint.training.results.table import confounded
-from fixpoint.training.results.verdict import findings
+from fixpoint.training.results.verdict import shared_findings
 
 try:
     import jinja2
@@ -86,7 +88,9 @@ def _part(dataset: str, records: list[Record]) -> dict[str, Any]:
         **_table(lines, metric),
         "caution": confounded((run["solver"], run["cell"]) for run in runs if run["cell"]),
         "models": descriptions(runs),
-        "findings": [text for group in found if (text := findings(group[0]))],
+        "verdict": summary(records),
+        "findings": shared_findings([group[0] for group in found]),
+        "confusions": confusions(lines),
         "legend": legend(lines),
         "charts": charts(lines, metric),
         "how": [_how(line) for line in lines],

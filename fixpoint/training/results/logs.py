@@ -6,6 +6,7 @@ import csv
 import io
 import shutil
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,9 +103,41 @@ def _tensorboard(folder: Path) -> Callable[[Epoch], None]:
     return log
 
 
-LOGGERS: dict[str, Callable[[Path], Callable[[Epoch], None]]] = {"tensorboard": _tensorboard}
+def _of_lightning(package: str, kind: str, /, **options: Any) -> Callable[[Path], Any]:
+    """A logger of Lightning, which Fabric takes too, under the name of the run's folder."""
+
+    def make(folder: Path) -> Callable[[Epoch], None]:
+        try:
+            loggers = import_module("pytorch_lightning.loggers")
+
+            of_run = {key: value.format(folder=folder) for key, value in options.items()}
+            logger: Any = getattr(loggers, kind)(**of_run)
+            logger.experiment  # noqa: B018  imports the package and starts the run
+        except ImportError:
+            packages = f"{package} and pytorch-lightning"
+            raise missing_extra(f"--logger {package}", packages, package) from None
+
+        def log(epoch: Epoch) -> None:
+            numbers = {k: v for k, v in epoch._asdict().items() if v is not None and k != "number"}
+            logger.log_metrics(numbers, step=epoch.number)
+            logger.save()
+
+        return log
+
+    return make
+
+
+LOGGERS: dict[str, Callable[[Path], Callable[[Epoch], None]]] = {
+    "tensorboard": _tensorboard,
+    "mlflow": _of_lightning(
+        "mlflow", "MLFlowLogger", experiment_name="fixpoint", run_name="{folder.name}"
+    ),
+    "wandb": _of_lightning(
+        "wandb", "WandbLogger", project="fixpoint", name="{folder.name}", save_dir="{folder}"
+    ),
+}
 """Loggers by the name that --logger takes; a plugin may add others.
 
 Each is called with the folder of a run and returns what is called with each `Epoch`, those from
-before a stop included: `LOGGERS["wandb"] = lambda folder: lambda epoch: run.log(epoch._asdict())`.
+before a stop included: `LOGGERS["mine"] = lambda folder: lambda epoch: print(epoch.number)`.
 """

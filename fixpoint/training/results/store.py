@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
+import warnings
 from pathlib import Path
 from typing import Any
 
 from fixpoint.training.engine.checkpoint import replace_file
+from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.recipe.names import run_label
-from fixpoint.training.recipe.schema import FORMER
+from fixpoint.training.recipe.schema import FORMER, Recipe
 
 Record = dict[str, Any]
 
@@ -27,7 +30,6 @@ class Records:
 
     Raises:
         OSError: the folder cannot be made or written.
-        ValueError: a line that is not the last one is not a valid record.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,11 +39,16 @@ class Records:
             pass
         self.by_key = {record["key"]: record for record in self._read()}
 
+    def find(self, recipe: Recipe) -> Record | None:
+        """The record of a recipe; earlier versions named it before its defaults were filled in."""
+        return self.by_key.get(resolved(recipe).key) or self.by_key.get(recipe.key)
+
     def forget(self, key: str) -> None:
         """Take the records of a key out of the file."""
         if self.by_key.pop(key, None) is not None:
-            kept = [json.dumps(r, allow_nan=False) + "\n" for r in self._read() if r["key"] != key]
-            replace_file(self.path, "".join(kept).encode())
+            lines = self.path.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if not _has_key(line, key)]
+            replace_file(self.path, b"".join(kept))
 
     def append(self, record: Record) -> None:
         """Add a record, on disk before this returns."""
@@ -64,31 +71,37 @@ class Records:
 def read_file(path: Path) -> list[Record]:
     """The records in a file, which is left as it is; a last line still being written is left out.
 
+    Other lines that are not records are skipped, with a warning that names them.
+
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line that is not the last one is not a valid record.
     """
-    records = []
+    records, bad = [], []
     lines = path.read_bytes().decode("utf-8", "replace").split("\n")
     for number, line in enumerate(lines[:-1], 1):
         record = _parse(line)
         if record is None:
-            raise ValueError(
-                f"line {number} of {path} is not a valid record: remove that line, or use another "
-                "--out folder"
-            )
-        records.append(record)
+            bad.append(str(number))
+        else:
+            records.append(record)
+    if bad:
+        which = f"line {bad[0]}" if len(bad) == 1 else f"lines {', '.join(bad)}"
+        warnings.warn(f"{which} of {path}: not a record of a run, skipped", stacklevel=2)
     return records
 
 
 def read_records(*sources: Path) -> list[Record]:
     """The records of finished runs in folders with a `runs.jsonl`, or in such files.
 
+    Records that lack something are left out, with a warning that names them.
+
     Raises:
-        ValueError: there is no such file, or a line in it is not a record of a run.
+        ValueError: there is no such file.
     """
     records: list[Record] = []
     for source in sources:
+        if not source.exists():
+            raise ValueError(f"there is no folder or file {source}: give the --out of a command")
         folder = source if source.is_dir() else source.parent
         path = folder / "runs.jsonl"
         if not path.is_file() or (source.is_file() and source.name != "runs.jsonl"):
@@ -100,10 +113,10 @@ def read_records(*sources: Path) -> list[Record]:
         for key, record in found.items():
             lacking = [name for name in _NEEDED if name not in record]
             if lacking:
-                raise ValueError(
-                    f"the record {key} in {path} lacks {', '.join(lacking)}: remove that line"
-                )
-        records += found.values()
+                what = f"the record {key} in {path} lacks {', '.join(lacking)}, left out"
+                warnings.warn(what, stacklevel=2)
+            else:
+                records.append(record)
     return records
 
 
@@ -112,7 +125,6 @@ def open_records(out: Path) -> Records:
 
     Raises:
         OSError: it cannot be made or written; the message says what to do.
-        ValueError: a line in it is not a valid record.
     """
     try:
         return Records(out)
@@ -123,17 +135,35 @@ def open_records(out: Path) -> Records:
         ) from None
 
 
+def _has_key(line: bytes, key: str) -> bool:
+    record = _parse(line.decode("utf-8", "replace"))
+    return record is not None and record["key"] == key
+
+
 def _parse(line: str) -> Record | None:
     try:
         record = json.loads(line)
     except json.JSONDecodeError:
         return None
-    if not isinstance(record, dict) or "key" not in record:
+    if not isinstance(record, dict) or not isinstance(record.get("key"), str):
         return None
     record = _renamed(record)
     if isinstance(record.get("run"), dict):
         record["label"] = run_label(record["run"])
+    epochs = record.get("epochs")
+    if isinstance(epochs, list) and all(isinstance(e, dict) and "seconds" in e for e in epochs):
+        # Records of earlier versions have a mean with the first epoch, which compiles.
+        record["seconds_per_epoch"] = seconds_per_epoch([e["seconds"] for e in epochs])
     return record
+
+
+def seconds_per_epoch(seconds: list[float]) -> float | None:
+    """Median over the epochs after the first, which may compile; of one epoch its own.
+
+    >>> seconds_per_epoch([24.06, 0.45, 0.47, 0.44])
+    0.45
+    """
+    return statistics.median(seconds[1:] or seconds) if seconds else None
 
 
 def _renamed(record: Record) -> Record:

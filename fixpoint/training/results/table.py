@@ -121,6 +121,7 @@ def _caption(found: list[list[Record]]) -> str:
     runs = [group[0]["run"] for group in found]
     lines = [f"{name}: {text}." for name, text in descriptions(runs)]
     caution = confounded([(run["solver"], run["cell"]) for run in runs if run["cell"]])
+    lines.append("s / epoch: median of the epochs after the first, which may compile.")
     return "\n".join([*lines, *([caution] if caution else [])])
 
 

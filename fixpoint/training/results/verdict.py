@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from fixpoint._messages import percent
 from fixpoint.analysis.gap_verdict import equilibrium_verdict
-from fixpoint.training.recipe.names import run_label
+from fixpoint.training.recipe.names import SOLVERS, run_label, short_name
 from fixpoint.training.results.store import Record
 
 WORSE = 10
@@ -46,10 +48,49 @@ def findings(record: Record) -> str | None:
 
     None where there is nothing to say, as of an LSTM that was trained well.
     """
-    parts = [sentence for sentence in (divergence(record), *_equilibrium(record)) if sentence]
+    text = _sentences(record)
+    return f"{_name(record)}: {text}" if text else None
+
+
+def _name(record: Record) -> str:
     backward = record["run"]["backward"]
-    name = run_label(record["run"]) + (f", {backward}" if backward else "")
-    return f"{name}: {' '.join(parts)}" if parts else None
+    return run_label(record["run"]) + (f", {backward}" if backward else "")
+
+
+def _sentences(record: Record) -> str:
+    parts = [sentence for sentence in (divergence(record), *_equilibrium(record)) if sentence]
+    return " ".join(parts)
+
+
+def row_names(rows: list[list[Record]]) -> list[str]:
+    """A short name of each row: of an ERNN its solver and backward, where these tell it apart."""
+    runs = [row[0]["run"] for row in rows]
+    whole = [
+        ", ".join([run_label(run), *([run["backward"]] if run.get("backward") else [])])
+        for run in runs
+    ]
+    short = [_short(run) or name for run, name in zip(runs, whole, strict=True)]
+    names = short if len(set(short)) == len(short) else whole
+    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+
+
+def _short(run: Mapping[str, Any]) -> str:
+    solver = run.get("solver")
+    if solver is None:
+        return ""
+    if solver == "inexact-newton":
+        return f"K={run['max_iter']}"
+    return f"{SOLVERS.get(solver, short_name(solver))} {run.get('backward') or ''}".strip()
+
+
+def shared_findings(records: list[Record]) -> list[str]:
+    """`findings` of several records, where those that say the same are said once."""
+    by_text: dict[str, list[str]] = {}
+    for record in records:
+        name, found = _name(record), _sentences(record)
+        if found:
+            by_text.setdefault(found, []).append(name)
+    return [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in by_text.items()]
 
 
 def _equilibrium(record: Record) -> list[str]:

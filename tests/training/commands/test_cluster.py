@@ -16,6 +16,7 @@ from fixpoint.training.commands.cluster_worker import train_where_shared
 from fixpoint.training.commands.single_run import train_recipe
 from fixpoint.training.commands.workers import Started
 from fixpoint.training.engine.fit import Epoch
+from fixpoint.training.engine.model_factory import resolved
 
 distributed = pytest.importorskip("distributed")
 
@@ -131,4 +132,4 @@ def test_the_files_of_a_run_come_along_where_no_folder_is_shared(tmp_path):
     (tmp_path / "marker").touch()
     record, files = train_where_shared(recipe, tmp_path / "marker", lambda epoch: None)
     assert files == {}
-    assert (tmp_path / recipe.key / "epoch-0001").is_dir()
+    assert (tmp_path / resolved(recipe).key / "epoch-0001").is_dir()

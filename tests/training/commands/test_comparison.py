@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fixpoint.cli.app import app
+from fixpoint.training.commands.failures import read_failed, write_failed
 
 COMMAND = [sys.executable, "-m", "fixpoint"]
 SMALL = ["compare", "--hidden", "4", "--epochs", "1", "--jobs", "1"]
@@ -52,6 +53,7 @@ def test_it_ends_well(finished):
             "recipe.toml",
             "history.csv",
             "data.json",
+            "inputs.json",
             "epoch-0001",
             ".lock",
         }
@@ -222,3 +224,25 @@ def handles(process, number):
         return True
     caught = re.search(r"SigCgt:\s+(\w+)", status.read_text())
     return bool(int(caught.group(1), 16) >> (number - 1) & 1)
+
+
+def test_a_dry_run_lists_the_runs_and_writes_nothing(tmp_path):
+    result = invoke("--solvers", "picard", "--dry-run", "--out", str(tmp_path / "new"))
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.stdout.splitlines() if "to run" in line]
+    assert len(lines) == 2
+    assert all(re.match(r"[0-9a-f]{12}  to run  ", line) for line in lines)
+    assert not (tmp_path / "new").exists()
+
+
+def test_only_runs_that_failed_are_tried_again(tmp_path):
+    result = invoke("--solvers", "picard", "--retry-failed", "--dry-run", "--out", str(tmp_path))
+    assert result.exit_code == 2
+    assert "no run of this command is in" in result.stderr
+    planned = invoke("--solvers", "picard", "--dry-run", "--out", str(tmp_path)).stdout
+    keys = re.findall(r"^([0-9a-f]{12})  to run", planned, re.MULTILINE)
+    write_failed(tmp_path, {keys[1]: "no memory"}, {keys[1]})
+    again = invoke("--solvers", "picard", "--retry-failed", "--dry-run", "--out", str(tmp_path))
+    assert re.findall(r"^([0-9a-f]{12})  to run", again.stdout, re.MULTILINE) == [keys[1]]
+    write_failed(tmp_path, {}, {keys[1]})
+    assert read_failed(tmp_path) == {}

@@ -1,15 +1,22 @@
 """What is said before the first epoch, which is longer where numba compiles."""
 
 import io
+import json
 
 import pytest
 from rich.console import Console
 
 from fixpoint.models.rnn.base_cell import RecurrentCell
 from fixpoint.training.commands import progress
-from fixpoint.training.commands.progress import COMPILED, RunProgress
+from fixpoint.training.commands.progress import (
+    COMPILED,
+    RunProgress,
+    TimeLeft,
+    make_progress,
+    short_names,
+)
 from fixpoint.training.engine.fit import Epoch
-from fixpoint.training.engine.model_factory import LAYERS, _layer, resolve
+from fixpoint.training.engine.model_factory import LAYERS, _layer, resolve, resolved
 from fixpoint.training.recipe.schema import Recipe
 
 LINE = "Compiling the recurrence once, which may take some 10 s.\n"
@@ -68,3 +75,61 @@ def test_no_number_is_cut_on_a_narrow_terminal():
         assert "…" not in text.getvalue()
         assert "loss 1.098, test 33.3 %" in text.getvalue()
         text.truncate(0)
+
+
+def epoch(number, seconds):
+    return Epoch(number, 0.5, 0.5, 90.0, None, seconds, 0.01)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that have gone by, which a test may add to."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_time_left_leaves_out_compiling_and_epochs_of_before(clock):
+    run = Recipe().changed(epochs=60)
+    left = TimeLeft({run: 60})
+    for number in range(1, 6):  # of an earlier process: all at once
+        assert left.after(run, epoch(number, 30.0)) == ""
+    clock[0] += 24.0  # compiling: longer than it says that it trained
+    first = left.after(run, epoch(6, 30.0))
+    assert first == ""
+    for number in (7, 8):
+        clock[0] += 2.0
+        text = left.after(run, epoch(number, 1.9))
+    assert text == "about 2 min left"  # 52 epochs of 2 s
+
+
+def test_names_in_lines_are_short():
+    base = Recipe()
+    runs = [
+        resolved(base.changed(solver=solver, backward=backward))
+        for solver in ("picard", "anderson")
+        for backward in ("unrolled", "implicit")
+    ]
+    runs.append(resolved(base))
+    names = list(short_names(runs).values())
+    assert names == [
+        *("Picard unrolled", "Picard implicit", "Anderson unrolled", "Anderson implicit"),
+        "K=1 unrolled",
+    ]
+    two = [run.changed(seed=seed) for run in runs[:1] for seed in (0, 1)]
+    assert list(short_names(two).values()) == ["seed 0", "seed 1"]
+
+
+def test_progress_as_json(monkeypatch):
+    monkeypatch.setenv("FIXPOINT_PROGRESS", "json")
+    text, run = io.StringIO(), resolved(Recipe())
+    with make_progress(Console(file=text), [run]) as shown:
+        shown.advance(run, epoch(1, 2.0)._replace(valid_loss=float("nan")))
+        shown.fail(run, "no memory")
+    lines = [json.loads(line) for line in text.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["planned", "epoch", "failed"]
+    assert all(line["key"] == run.key for line in lines)
+    assert (lines[1]["seconds"], lines[1]["valid_loss"]) == (2.0, None)
+    monkeypatch.setenv("FIXPOINT_PROGRESS", "xml")
+    with pytest.raises(ValueError, match="FIXPOINT_PROGRESS must be json or not set"):
+        make_progress(Console(file=text), [run])

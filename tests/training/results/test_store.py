@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from fixpoint.training import Recipe
+from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.results.store import Records
 
 
@@ -44,16 +46,35 @@ def test_a_last_line_that_was_cut_is_dropped(tmp_path, end):
 
 
 @pytest.mark.parametrize("line", ['{"key": "b', "", "loss", "5", "[]", "null", "{}"])
-def test_a_broken_line_before_the_last_is_named(tmp_path, line):
+def test_a_broken_line_before_the_last_is_named_and_skipped(tmp_path, line):
     """Also one that is JSON, but no record."""
     path = tmp_path / "runs.jsonl"
     text = f'{{"key": "a"}}\n{line}\n{{"key": "c"}}\n'
     path.write_text(text)
-    with pytest.raises(
-        ValueError, match=r"line 2 of .*runs\.jsonl.*remove that line, or use another --out folder"
-    ):
-        Records(tmp_path)
+    with pytest.warns(UserWarning, match=r"line 2 of .*runs\.jsonl: not a record of a run, skip"):
+        records = Records(tmp_path)
+    assert list(records.by_key) == ["a", "c"]
     assert path.read_text() == text
+    records.forget("a")
+    assert path.read_text() == f'{line}\n{{"key": "c"}}\n'
+
+
+def test_seconds_are_those_of_the_epochs_after_the_first(tmp_path):
+    """Also in records of versions that took the mean, with compiling in it."""
+    epochs = [{"seconds": s} for s in (24.06, 0.45, 0.47)]
+    line = {"key": "a", "seconds_per_epoch": 8.33, "epochs": epochs}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
+    assert Records(tmp_path).by_key["a"]["seconds_per_epoch"] == pytest.approx(0.46)
+
+
+def test_a_recipe_has_one_key_with_or_without_its_defaults(tmp_path):
+    recipe = Recipe()
+    assert resolved(recipe).key == resolved(resolved(recipe)).key != recipe.key
+    records = Records(tmp_path)
+    records.append({"key": recipe.key})
+    assert records.find(recipe) == records.find(recipe) == {"key": recipe.key}
+    records.append({"key": resolved(recipe).key})
+    assert records.find(recipe)["key"] == resolved(recipe).key
 
 
 def test_records_with_the_former_name_of_a_key_are_read(tmp_path):

@@ -17,7 +17,7 @@ from support.random_runs import (
 from fixpoint.export import integers
 from fixpoint.export.agreement import label
 from fixpoint.export.calibration import quantize
-from fixpoint.export.fixed_point import to_fixed_point
+from fixpoint.export.integer_network import to_integers
 
 needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
 
@@ -29,7 +29,7 @@ def test_the_program_equals_numpy_bit_by_bit(options, bits, windows, execute):
     """And the sanitizers find nothing, whatever the input."""
     normalize = "column" if options["model"] == "fastgrnn" else "asinh"
     network = random_network(normalize=normalize, **options)
-    network = to_fixed_point(network, windows, bits=bits)
+    network = to_integers(network, windows, bits=bits)
     huge = torch.full_like(windows[:1], 1e30)
     every = torch.cat([windows[::2], 50 * windows[:8], huge, hostile(windows)])
     compiler = compiler_of(f"{options} {bits}")
@@ -43,7 +43,7 @@ def test_the_program_equals_numpy_bit_by_bit(options, bits, windows, execute):
 @needs_gcc
 @pytest.mark.parametrize("normalize", NORMALIZATIONS)
 def test_every_normalization_equals_numpy(normalize, windows, execute):
-    network = to_fixed_point(random_network(normalize=normalize), windows, bits=16)
+    network = to_integers(random_network(normalize=normalize), windows, bits=16)
     assert torch.equal(execute(network, windows)[1], network.scores(windows))
 
 
@@ -51,7 +51,7 @@ def test_every_normalization_equals_numpy(normalize, windows, execute):
 def test_sixteen_bits_are_near_float(options, windows):
     network = random_network(**options)
     expected = network.scores(windows)
-    given = to_fixed_point(network, windows, bits=16).scores(windows)
+    given = to_integers(network, windows, bits=16).scores(windows)
     assert (given - expected).abs().max() < 0.01 * expected.std()
 
 
@@ -111,16 +111,16 @@ def test_the_scale_follows_what_the_matrix_multiplies():
 
 def test_other_bits_are_refused(windows):
     with pytest.raises(ValueError, match="bits must be 8 or 16 in fixed point, or 32 for float"):
-        to_fixed_point(random_network(), windows, bits=4)
+        to_integers(random_network(), windows, bits=4)
 
 
 def test_windows_without_a_finite_one_are_refused(windows):
     with pytest.raises(ValueError, match="there is none without NaN"):
-        to_fixed_point(random_network(), windows * torch.nan, bits=8)
+        to_integers(random_network(), windows * torch.nan, bits=8)
 
 
 def test_steps_below_a_unit_of_16_bits_are_summed(windows):
     network = random_network(model="ernn", eta=1e-4)
     expected = network.scores(windows)
-    given = to_fixed_point(network, windows, bits=16).scores(windows)
+    given = to_integers(network, windows, bits=16).scores(windows)
     assert (given - expected).abs().max() < 0.02 * expected.std()
