@@ -17,7 +17,8 @@ from fixpoint.backward import Backward, Implicit, Reversible, Unrolled
 from fixpoint.backward._evaluation import solve_without_gradient
 from fixpoint.derivatives import MatrixMap
 from fixpoint.failure import ConvergenceWarning, some_failed
-from fixpoint.solution import Solution, has_failed
+from fixpoint.fixed_point import with_failed_rows
+from fixpoint.solution import ConvergenceError, Solution, has_failed
 from fixpoint.solvers import Newton, Picard
 from fixpoint.tracing import at_level_zero
 
@@ -39,9 +40,9 @@ def attach_gradient(
     """Return z with the implicit gradient that it has as the solution of z = phi(z) or phi(z) = 0.
 
     For a z that SciPy, C++, a simulator or a checkpoint has given; it is not solved again. One
-    evaluation measures its residual, and samples that are no solution are reported: the gradient
-    is wrong by as much as z is. Derivatives of any order, torch.func and forward mode as with
-    `Implicit`.
+    evaluation measures its residual, and samples that do not solve the equation are reported: their
+    gradient is wrong by as much as z is, and the backward's `failed` may leave it out. Derivatives
+    of any order, torch.func and forward mode as with `Implicit`.
 
     Args:
         phi: map of a tree like z to one of the same structure, shapes and dtype, which closes over
@@ -50,7 +51,7 @@ def attach_gradient(
         form: "fixed-point" where z = phi(z), "root" where phi(z) = 0.
         backward: `Implicit` with a linear solve by a matrix for samples of up to 64 numbers and by
             Krylov products for larger ones, if it is not given or has no solver; or `Phantom`.
-        rtol: of the residual, relative to z; that of a root in the units of `solve_root`.
+        rtol: of the residual, relative to z; in the units of `solve_root` for a root.
         batched: as for `solve`.
 
     Raises:
@@ -74,8 +75,8 @@ def attach_gradient(
         raise ValueError(unknown_name("form", form, get_args(Form)))
     if isinstance(backward, (Unrolled, Reversible)):
         raise TypeError(
-            f"{type(backward).__name__} differentiates the updates of a solve, and here are none: "
-            "take Implicit() or Phantom()"
+            f"{type(backward).__name__} differentiates the updates of a solve, which are not known "
+            "here: take Implicit() or Phantom()"
         )
     return outside_graph(_attach, phi, z, form, backward, positive(rtol=rtol), batched)
 
@@ -94,9 +95,12 @@ def _attach(
         fixed = measure.with_options(rtol=0.0, atol=0.0)  # no value can be read here
         return packing.unpack(backward.solve(fixed, packed, start, None).z.clone())
     solution = _measured(measure, packed, start)
-    if some_failed(solution.result):
-        _warn(solution, rtol, form)
     attached = backward.solve(Known(measure, solution), packed, solution.z, None)
+    if some_failed(solution.result):
+        if backward.failed == "raise":
+            raise ConvergenceError(_failures(solution, rtol, form))
+        warnings.warn(_failures(solution, rtol, form), ConvergenceWarning, stacklevel=3)
+        attached = with_failed_rows(attached, packed, backward.failed)
     return packing.unpack(attached.z.clone())
 
 
@@ -124,15 +128,13 @@ def _measured(measure: Picard, phi: MatrixMap, z: Tensor) -> Solution:
     return solve_without_gradient(run, phi)
 
 
-def _warn(solution: Solution, rtol: float, form: Form) -> None:
+def _failures(solution: Solution, rtol: float, form: Form) -> str:
     failed = has_failed(solution.result)
     assert solution.residual is not None
     largest = rtol * float(solution.residual[failed].max())
     equation = "phi(z) = 0" if form == "root" else "z = phi(z)"
-    warnings.warn(
+    return (
         f"{int(failed.sum())} of {failed.numel()} samples of z do not solve {equation}: their "
-        f"residual, relative to z, is up to {largest:.3g} (rtol={rtol:g}), and their gradient is "
-        "wrong by as much: solve further, check the form, or raise rtol",
-        ConvergenceWarning,
-        stacklevel=4,
+        f"residual, relative to z, is up to {largest:.3g} (rtol={rtol:g}), and a gradient there is "
+        "wrong by as much: solve further, check the form, or raise rtol"
     )

@@ -252,13 +252,18 @@ class FixedPoint(nn.Module):
         gradient = 'They contribute no gradient (failed="zero")' if left_out else ""
         advice = ". ".join(part for part in (gradient, packing.advice) if part)
         self.non_convergence.report(solution, advice=advice)
-        if not tracks() or self.failed == "keep":
-            return solution
-        rows, z = has_failed(solution.result)[:, None], solution.z
-        with no_gradients():
-            value = z.clone()
-        if self.failed == "phantom":
-            lost = solution.result == Result.NONFINITE.value
-            moved = guarded_map(phi, lost)(value)
-            value = torch.where(lost[:, None], value, with_gradient_of(value, moved))
-        return replace(solution, z=torch.where(rows, value, z))
+        return with_failed_rows(solution, phi, self.failed)
+
+
+def with_failed_rows(solution: Solution, phi: MatrixMap, failed: FailedRows) -> Solution:
+    """The solution with the gradient of `failed` in the samples that did not converge."""
+    if not tracks() or failed == "keep":
+        return solution
+    rows, z = has_failed(solution.result)[:, None], solution.z
+    with no_gradients():
+        value = z.clone()
+    if failed == "phantom":
+        lost = solution.result == Result.NONFINITE.value
+        moved = guarded_map(phi, lost)(value)
+        value = torch.where(lost[:, None], value, with_gradient_of(value, moved))
+    return replace(solution, z=torch.where(rows, value, z))

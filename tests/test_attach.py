@@ -104,7 +104,7 @@ def test_trees_without_batch_axis():
     assert torch.autograd.grad(found["q"].sum(), a)[0] == pytest.approx(2 * 4.0)
 
 
-def test_samples_that_are_no_solution_are_said():
+def test_samples_that_do_not_solve_it_are_said():
     a = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
     z = torch.tensor([[2.0], [2.2]]).double()
     with pytest.warns(ConvergenceWarning, match=r"1 of 2 samples of z do not solve z = phi\(z\)"):
@@ -115,7 +115,7 @@ def test_samples_that_are_no_solution_are_said():
         attach_gradient(lambda z: z - 1 + 0 * a, z, form="root")
 
 
-def test_the_gradient_of_samples_that_are_none_follows_the_backward():
+def test_the_gradient_of_samples_that_do_not_solve_it_follows_the_backward():
     a = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
     z = torch.tensor([[2.0], [2.2]]).double()
     with pytest.warns(ConvergenceWarning):

@@ -62,15 +62,24 @@ def refuse_learned_eta(solver: Solver, backward: str) -> None:
 
 
 def solve_then_track(
-    solver: Solver, updates: Solver, count: int, phi: MatrixMap, z0: Tensor, t: int | None
+    solver: Solver,
+    updates: Solver,
+    count: int,
+    phi: MatrixMap,
+    z0: Tensor,
+    t: int | None,
+    *,
+    last: bool = False,
 ) -> Solution:
-    """The solution with the gradient of `count` updates made from it; its value is unchanged.
+    """The solution with the gradient of `count` updates made from it.
+
+    Its value is unchanged, or with `last` the state after them, in evaluation too.
 
     Each is the first update of a solve: past convergence the differences of iterates, from which
     later updates are made, are rounding noise, and a line search refuses steps at random.
     """
     solution = solve_without_gradient(lambda phi: solver.run(phi, z0, t), phi)
-    if not tracks():
+    if not (tracks() or last):
         return solution
     # A lost sample has no gradient; phi may not be differentiable where it was lost.
     lost = (solution.result == Result.NONFINITE.value)[:, None]
@@ -89,7 +98,7 @@ def solve_then_track(
         z = torch.where(lost, start, moved)
     return replace(
         solution,
-        z=with_gradient_of(solution.z, z),
+        z=z if last else with_gradient_of(solution.z, z),
         evaluations=solution.evaluations + count + derivatives.evaluations,
         products=solution.products + derivatives.products,
     )
