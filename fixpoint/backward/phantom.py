@@ -14,7 +14,6 @@ from fixpoint.failure import FailedRows, checked_failed
 from fixpoint.solution import Solution
 from fixpoint.solvers import Picard, Solver
 
-
 PhantomValue = Literal["equilibrium", "last"]
 
 
