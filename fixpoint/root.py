@@ -57,9 +57,9 @@ def solve_root(
     Example:
         >>> import torch
         >>> from fixpoint import solve_root
-        >>> solution = solve_root(lambda z: z**2 - 2, torch.ones(1, 1, dtype=torch.float64))
-        >>> solution.converged.tolist(), round(solution.z.item(), 6)
-        ([True], 1.414214)
+        >>> solution = solve_root(lambda z: z**2 - 2, torch.ones(1, 1).double())
+        >>> solution.converged.tolist(), round(solution.z.item(), 4)
+        ([True], 1.4142)
     """
     solver = make_solver(solver)
     return outside_graph(_solve_root, F, z0, solver, t, batched, has_aux)
