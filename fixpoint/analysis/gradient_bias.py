@@ -22,7 +22,7 @@ class GradientBias(NamedTuple):
     names: of the ways to differentiate.
     cosine: with the exact gradient; 0 where one of the two is 0.
     size: its norm relative to that of the exact one.
-    converged: share of samples whose solve has converged; the exact gradient is that of these.
+    converged: fraction of samples whose solve has converged; the exact gradient is that of these.
     """
 
     names: tuple[str, ...]
@@ -46,8 +46,8 @@ class GradientBias(NamedTuple):
             if good
             else f"none has a cosine of {GOOD:g}: take Implicit()"
         )
-        share = "" if self.converged == 1 else f" ({self.converged:.0%} of the samples converged)"
-        return f"beside the exact gradient{share}: {'; '.join(parts)}. Here {verdict}"
+        part = "" if self.converged == 1 else f" ({self.converged:.0%} of the samples converged)"
+        return f"beside the exact gradient{part}: {'; '.join(parts)}. Here {verdict}"
 
 
 def gradient_bias(
