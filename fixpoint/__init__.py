@@ -6,10 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fixpoint.attach import attach_gradient
     from fixpoint.backward import Implicit, Phantom, Reversible, Unrolled
     from fixpoint.failure import ConvergenceWarning
     from fixpoint.fixed_point import FixedPoint, solve
     from fixpoint.regularization import jac_reg
+    from fixpoint.root import Root, solve_root
     from fixpoint.rows import RowCheck, check_rows
     from fixpoint.solution import (
         RESULT_TEXT,
@@ -66,6 +68,7 @@ __all__ = [
     "Picard",
     "Result",
     "Reversible",
+    "Root",
     "RowCheck",
     "SciPySolver",
     "Solution",
@@ -75,14 +78,26 @@ __all__ = [
     "Trace",
     "Unrolled",
     "__version__",
+    "attach_gradient",
     "check_rows",
     "jac_reg",
     "make_solver",
     "register_torchdeq",
     "solve",
+    "solve_root",
 ]
 
-_PLACES = ("backward", "failure", "fixed_point", "regularization", "rows", "solution", "solvers")
+_PLACES = (
+    "attach",
+    "backward",
+    "failure",
+    "fixed_point",
+    "regularization",
+    "root",
+    "rows",
+    "solution",
+    "solvers",
+)
 """Modules with the names of `__all__`."""
 
 

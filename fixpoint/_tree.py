@@ -30,7 +30,8 @@ class Packing:
         ValueError: no leaves, a 0-d leaf of a batched tree, or batch sizes that differ.
     """
 
-    def __init__(self, z0: Tree, *, batched: bool = True) -> None:
+    def __init__(self, z0: Tree, *, batched: bool = True, name: str = "phi") -> None:
+        self.name = name  # of the map, in messages
         single = isinstance(z0, Tensor)
         leaves, self.structure = ([z0], SINGLE) if single else tree_flatten(z0)
         _check_leaves(leaves, batched)
@@ -96,14 +97,14 @@ class Packing:
         leaves, structure = tree_flatten(tree)
         if structure != self.structure:
             raise ValueError(
-                f"phi must return what it is given, {_described(self.structure)}; it returned "
-                f"{_described(structure)}"
+                f"{self.name} must return what it is given, {_described(self.structure)}; it "
+                f"returned {_described(structure)}"
             )
         shapes = [leaf.shape if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves]
         if shapes != self.shapes:
             expected, given = ([_plain(s) for s in group] for group in (self.shapes, shapes))
             raise ValueError(
-                f"phi must return the shapes of its input, {expected}; it returned {given}"
+                f"{self.name} must return the shapes of its input, {expected}; it returned {given}"
             )
         return leaves
 
@@ -114,8 +115,8 @@ class Packing:
         if lowered and leaf.dtype.is_floating_point and dtype.is_floating_point:
             return leaf.to(dtype)
         raise TypeError(
-            f"phi must return the dtype of its input, {dtype}; it returned {leaf.dtype}: "
-            "cast inside phi, or start from a z0 of that dtype"
+            f"{self.name} must return the dtype of its input, {dtype}; it returned {leaf.dtype}: "
+            f"cast inside {self.name}, or start from a z0 of that dtype"
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fixpoint._messages import unknown_name
 from fixpoint._torch import inside_transform, no_gradients, outside_graph
@@ -40,6 +40,7 @@ def solve(
     *,
     t: int | None = None,
     batched: bool = True,
+    has_aux: bool = False,
 ) -> Solution:
     """Solve z = phi(z) from z0, without gradient.
 
@@ -53,8 +54,10 @@ def solve(
             tensor of a tree reaches the tolerance by itself; see `leaf_atol` of `Solver`.
         solver: a solver or its name; see `SOLVERS`.
         t: time index, for solvers with steps of their own at each time.
-        batched: False where the tensors of z0 have no batch axis; the solution's per-sample
-            tensors then have B = 1.
+        batched: False where the tensors of z0 have no batch axis, or where all rows depend on each
+            other; the solution's per-sample tensors then have B = 1.
+        has_aux: whether phi returns (phi(z), aux). `Solution.aux` is that of one more evaluation,
+            at z*; a layer differentiates it.
 
     Raises:
         ValueError: the solver's name is unknown, or phi returns another structure or shape.
@@ -70,8 +73,8 @@ def solve(
     """
     solver = make_solver(solver)
     if torch.compiler.is_compiling() and not solver.compiles:
-        return outside_graph(_solve, phi, z0, solver, t, batched)
-    return _solve(phi, z0, solver, t, batched)
+        return outside_graph(_solve, phi, z0, solver, t, batched, has_aux)
+    return _solve(phi, z0, solver, t, batched, has_aux)
 
 
 def _ready(backward: Backward | str | None) -> Backward:
@@ -88,12 +91,39 @@ def _ready(backward: Backward | str | None) -> Backward:
     )
 
 
-def _solve(phi: Map, z0: Tree, solver: Solver, t: int | None, batched: bool) -> Solution:
+def _solve(
+    phi: Map, z0: Tree, solver: Solver, t: int | None, batched: bool, has_aux: bool
+) -> Solution:
     packing = Packing(z0, batched=batched)
     with torch.no_grad():
-        start, packed = packing.start(z0), packing.wrap(phi)
+        start, packed = packing.start(z0), packing.wrap(split_aux(phi) if has_aux else phi)
         solution = solve_without_gradient(lambda phi: solver.run(phi, start, t), packed)
-        return replace(solution, z=packing.unpack(solution.z.clone()))
+        solution = replace(solution, z=packing.unpack(solution.z.clone()))
+        return with_aux(solution, phi) if has_aux else solution
+
+
+def split_aux(phi: Map, name: str = "phi") -> Map:
+    """The first part of the pair that phi returns, as a map.
+
+    Raises:
+        TypeError: phi returns no pair.
+    """
+
+    def first(z: Tree) -> Tree:
+        pair = phi(z)
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise TypeError(
+                f"with has_aux=True {name} must return a pair, ({name}(z), aux); it returned a "
+                f"{type(pair).__name__}"
+            )
+        return pair[0]
+
+    return first
+
+
+def with_aux(solution: Solution, phi: Map) -> Solution:
+    """The solution with the second part of phi(z*)."""
+    return replace(solution, aux=phi(solution.z)[1], evaluations=solution.evaluations + 1)
 
 
 BACKWARDS: dict[str, type[Backward]] = {
@@ -150,6 +180,9 @@ class FixedPoint(nn.Module):
         self.backward.check(self.solver)
         self.non_convergence = NonConvergenceHandler("the solve", on_failure)
 
+    map_name = "phi"
+    """Name of the map in messages."""
+
     def forward(
         self,
         phi: Map,
@@ -157,6 +190,7 @@ class FixedPoint(nn.Module):
         *,
         t: int | None = None,
         batched: bool = True,
+        has_aux: bool = False,
         **options: Unpack[IterativeOptions],
     ) -> Solution:
         """The differentiable solution; arguments and errors as for `solve`.
@@ -165,29 +199,49 @@ class FixedPoint(nn.Module):
         """
         compiling = torch.compiler.is_compiling()
         if compiling and (options or not self.backward.compiles(self.solver)):
-            return outside_graph(self._solve, phi, z0, t, batched, dict(options))
-        return self._solve(phi, z0, t, batched, options)
+            return outside_graph(self._solve, phi, z0, t, batched, has_aux, dict(options))
+        return self._solve(phi, z0, t, batched, has_aux, options)
 
     def _solve(
-        self, phi: Map, z0: Tree, t: int | None, batched: bool, options: IterativeOptions
+        self,
+        phi: Map,
+        z0: Tree,
+        t: int | None,
+        batched: bool,
+        has_aux: bool,
+        options: IterativeOptions,
     ) -> Solution:
         solver = self.solver
         if options:
             solver = solver.with_options(**options)
             self.backward.check(solver)
-        return self.solve_by(solver, phi, z0, t=t, batched=batched)
+        return self.solve_by(solver, phi, z0, t=t, batched=batched, has_aux=has_aux)
 
     def solve_by(
-        self, solver: Solver, phi: Map, z0: Tree, *, t: int | None = None, batched: bool = True
+        self,
+        solver: Solver,
+        phi: Map,
+        z0: Tree,
+        *,
+        t: int | None = None,
+        batched: bool = True,
+        has_aux: bool = False,
     ) -> Solution:
         """The solution by another solver than that of the layer."""
-        packing = Packing(z0, batched=batched)
-        packed, start = packing.wrap(phi), packing.start(z0)
-        solution = self.backward.solve(solver, packed, start, t)
+        packing = Packing(z0, batched=batched, name=self.map_name)
+        packed: MatrixMap = packing.wrap(split_aux(phi, self.map_name) if has_aux else phi)
+        solution, packed = self._run(solver, packed, packing.start(z0), t)
         if solver.has_tolerance and not torch.compiler.is_compiling():
             solution = self._after_failures(solution, packed, packing)
         # In memory of its own: it may be z0, or a tensor that phi returned and keeps.
-        return replace(solution, z=packing.unpack(solution.z.clone()))
+        solution = replace(solution, z=packing.unpack(solution.z.clone()))
+        return with_aux(solution, phi) if has_aux else solution
+
+    def _run(
+        self, solver: Solver, phi: MatrixMap, z: Tensor, t: int | None
+    ) -> tuple[Solution, MatrixMap]:
+        """The differentiable solution, and the map whose fixed point it is."""
+        return self.backward.solve(solver, phi, z, t), phi
 
     def _after_failures(self, solution: Solution, phi: MatrixMap, packing: Packing) -> Solution:
         """The solution with the gradient that samples have which did not converge."""
@@ -200,16 +254,7 @@ class FixedPoint(nn.Module):
         coupled = "" if self.non_convergence.silent else _coupling(phi, solution)
         advice = ". ".join(part for part in (gradient, coupled, packing.advice) if part)
         self.non_convergence.report(solution, advice=advice)
-        if not tracks() or self.failed == "keep":
-            return solution
-        rows, z = has_failed(solution.result)[:, None], solution.z
-        with no_gradients():
-            value = z.clone()
-        if self.failed == "phantom":
-            lost = solution.result == Result.NONFINITE.value
-            moved = guarded_map(phi, lost)(value)
-            value = torch.where(lost[:, None], value, with_gradient_of(value, moved))
-        return replace(solution, z=torch.where(rows, value, z))
+        return with_failed_rows(solution, phi, self.failed)
 
 
 def _coupling(phi: MatrixMap, solution: Solution) -> str:
@@ -221,3 +266,17 @@ def _coupling(phi: MatrixMap, solution: Solution) -> str:
         return ""
     text = check.describe()
     return text[0].upper() + text[1:]
+
+
+def with_failed_rows(solution: Solution, phi: MatrixMap, failed: FailedRows) -> Solution:
+    """The solution with the gradient of `failed` in the samples that did not converge."""
+    if not tracks() or failed == "keep":
+        return solution
+    rows, z = has_failed(solution.result)[:, None], solution.z
+    with no_gradients():
+        value = z.clone()
+    if failed == "phantom":
+        lost = solution.result == Result.NONFINITE.value
+        moved = guarded_map(phi, lost)(value)
+        value = torch.where(lost[:, None], value, with_gradient_of(value, moved))
+    return replace(solution, z=torch.where(rows, value, z))

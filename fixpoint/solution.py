@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -177,6 +177,7 @@ class Solution:
             repeat itself. `batched=False` says so from the start.
         atol_decides: whether atol is the larger part of the tolerance of each sample, (B,) bool:
             the state is then small beside it. None where nothing was measured.
+        aux: by-product of phi at z, where it returns one (`has_aux=True`); else None.
 
     Example:
         >>> import torch
@@ -199,6 +200,7 @@ class Solution:
     solved_by: tuple[str | None, ...] | None = None
     coupled: bool = False
     atol_decides: Tensor | None = None
+    aux: Any = None
 
     def __repr__(self) -> str:
         return f"Solution({self.describe()})"

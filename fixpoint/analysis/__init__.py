@@ -17,6 +17,7 @@ from fixpoint.analysis.contraction_profile import (
 from fixpoint.analysis.convergence_rate import ConvergenceRate, convergence_rate, iteration_profile
 from fixpoint.analysis.diagnosis import Diagnosis, describe, diagnose
 from fixpoint.analysis.evenly_spaced import evenly_spaced
+from fixpoint.analysis.gradient_bias import GradientBias, gradient_bias
 from fixpoint.analysis.hidden_states import gradient_norms, hidden_states, jacobian_spectrum
 from fixpoint.analysis.lyapunov import LyapunovExponent, lyapunov_exponent
 from fixpoint.analysis.parallel_iterations import ParallelIterations, parallel_iterations
@@ -54,6 +55,7 @@ __all__ = [
     "ConvergenceRate",
     "Diagnosis",
     "FeasibleEta",
+    "GradientBias",
     "GradientError",
     "History",
     "LyapunovExponent",
@@ -73,6 +75,7 @@ __all__ = [
     "equilibrium_gap",
     "evenly_spaced",
     "feasible_eta",
+    "gradient_bias",
     "gradient_error",
     "gradient_norms",
     "hidden_states",

@@ -63,11 +63,21 @@ def refuse_learned_eta(solver: Solver, backward: str) -> None:
 
 
 def solve_then_track(
-    solver: Solver, updates: Solver, count: int, phi: MatrixMap, z0: Tensor, t: int | None
+    solver: Solver,
+    updates: Solver,
+    count: int,
+    phi: MatrixMap,
+    z0: Tensor,
+    t: int | None,
+    *,
+    last: bool = False,
 ) -> Solution:
-    """The solution with the gradient of `count` first updates made from it; its value remains."""
+    """The solution with the gradient of `count` first updates made from it.
+
+    Its value is unchanged, or with `last` the state after them, in evaluation too.
+    """
     solution = solve_without_gradient(lambda phi: solver.run(phi, z0, t), phi)
-    if not tracks():
+    if not (tracks() or last):
         return solution
     # A lost sample has no gradient; phi may not be differentiable where it was lost.
     lost = solution.result == Result.NONFINITE.value
@@ -80,7 +90,7 @@ def solve_then_track(
     made = make_first_updates(cast(IterativeSolver, updates), problem, start, count, lost)
     return replace(
         solution,
-        z=with_gradient_of(solution.z, made[0]),
+        z=made[0] if last else with_gradient_of(solution.z, made[0]),
         evaluations=solution.evaluations + made[1],
         products=solution.products + problem.derivatives.products,
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from torch import Tensor
 
+from fixpoint._messages import unknown_name
 from fixpoint._validation import at_least
 from fixpoint.backward.base import Backward, refuse_learned_eta, solve_then_track
 from fixpoint.derivatives import MatrixMap
@@ -11,19 +14,27 @@ from fixpoint.failure import FailedRows, checked_failed
 from fixpoint.solution import Solution
 from fixpoint.solvers import Picard, Solver
 
+PhantomValue = Literal["equilibrium", "last"]
+
 
 class Phantom(Backward):
     """Through a few damped updates z <- z + beta (phi(z) - z) made from z*: a cheap gradient.
 
     It is the Neumann series of (I - J)^-1 cut after `steps` terms; steps = 1 is Jacobian-free
     backpropagation. Biased, unless J is small; choose it where a descent direction is enough.
-    The value of z remains z*.
+    The value of z remains z*, whose residual is known; with value="last" it is the state that is
+    differentiated, as the gradient belongs to it where z* is not reached (`grad` of torchdeq).
 
     Args:
         steps: number of updates.
         beta: mixing, 1 = undamped.
         failed: the gradient of samples whose solve does not converge: "zero", "keep" or "phantom"
             that of their updates, or "raise". Samples that are NONFINITE have none.
+        value: "equilibrium" or "last": z of the solution is z*, or the state after the updates.
+            The residual and the result are those of z* in both cases.
+
+    Raises:
+        ValueError: another `value`, or `steps` or `beta` is out of range.
 
     Source: Geng et al. (2021), On training implicit models; Fung et al. (2022), JFB:
         Jacobian-free backpropagation for implicit networks.
@@ -38,8 +49,18 @@ class Phantom(Backward):
         tensor([[3.]])
     """
 
-    def __init__(self, steps: int = 1, *, beta: float = 1.0, failed: FailedRows = "zero") -> None:
+    def __init__(
+        self,
+        steps: int = 1,
+        *,
+        beta: float = 1.0,
+        failed: FailedRows = "zero",
+        value: PhantomValue = "equilibrium",
+    ) -> None:
         super().__init__()
+        if value not in get_args(PhantomValue):
+            raise ValueError(unknown_name("value", value, get_args(PhantomValue)))
+        self.value = value
         self.failed = checked_failed(failed)
         self.updates = Picard(max_iter=at_least(1, steps=steps), beta=beta, rtol=0.0, atol=0.0)
 
@@ -47,4 +68,5 @@ class Phantom(Backward):
         refuse_learned_eta(solver, "Phantom")
 
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
-        return solve_then_track(solver, self.updates, self.updates.max_iter, phi, z0, t)
+        count, last = self.updates.max_iter, self.value == "last"
+        return solve_then_track(solver, self.updates, count, phi, z0, t, last=last)

@@ -554,3 +554,24 @@ def test_the_default_adjoint_of_steps_by_time_needs_no_time():
     a = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
     layer(lambda z: a * z + 1, torch.zeros(1, 1, dtype=torch.float64), t=1).z.sum().backward()
     assert torch.allclose(a.grad, torch.full_like(a, 4.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_phantom_of_the_last_state_is_that_of_updates_from_the_solution(steps):
+    a = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
+    phi = lambda z: torch.cos(a * z)  # noqa: E731
+    solver, z0 = Picard(max_iter=3, rtol=0, atol=0), torch.zeros(2, 1).double()
+    z = FixedPoint(solver, Phantom(steps, beta=0.8, value="last"))(phi, z0).z
+    expected = FixedPoint(solver, Phantom(steps))(phi, z0).z.detach()
+    start = expected.clone()
+    for _ in range(steps):
+        expected = expected + 0.8 * (phi(expected) - expected)
+    assert torch.allclose(z, expected, rtol=1e-15)
+    assert not torch.equal(z, start)
+    gradients = [torch.autograd.grad(x.sum(), a)[0] for x in (z, expected)]
+    assert torch.allclose(*gradients, rtol=1e-14)
+    with torch.no_grad():
+        evaluated = FixedPoint(solver, Phantom(steps, beta=0.8, value="last"))(phi, z0).z
+    assert torch.equal(evaluated, z)
+    with pytest.raises(ValueError, match="equilibrium, last"):
+        Phantom(value="first")

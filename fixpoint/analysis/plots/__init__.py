@@ -27,6 +27,7 @@ from fixpoint.analysis.plots.condition import (
     plot_rate,
 )
 from fixpoint.analysis.plots.confusion import confusion_figure
+from fixpoint.analysis.plots.gradient_bias import plot_gradient_bias
 from fixpoint.analysis.plots.parallel import parallel_iterations_figure, plot_growth
 from fixpoint.analysis.plots.scalar import plot_equilibrium, plot_steps
 from fixpoint.analysis.plots.solver_study import (
@@ -101,6 +102,7 @@ __all__ = [
     "plot_eta",
     "plot_feasible_eta",
     "plot_gap",
+    "plot_gradient_bias",
     "plot_gradient_error",
     "plot_gradient_norms",
     "plot_growth",

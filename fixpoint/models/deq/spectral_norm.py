@@ -17,7 +17,9 @@ from fixpoint._validation import positive
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def bound_spectral_norm(module: Module, name: str = "weight", *, bound: float = 0.95) -> Module:
+def bound_spectral_norm(
+    module: Module, name: str = "weight", *, bound: float = 0.95, only_above: bool = False
+) -> Module:
     """Keep ||W||_2 of a weight at `bound`, through training; returns the module.
 
     The weight becomes bound * W / ||W||_2, a parametrization of torch.nn.utils.parametrize. With
@@ -39,6 +41,8 @@ def bound_spectral_norm(module: Module, name: str = "weight", *, bound: float = 
         module: owner of the weight.
         name: name of the weight, a parameter of at least two axes.
         bound: 2-norm to keep.
+        only_above: leave a W of a smaller norm as it is, so that training may lower the norm; the
+            bound is then one from above, and W may be zero.
 
     Raises:
         ValueError: the bound is not positive, or the weight is not there, has fewer than two
@@ -58,9 +62,9 @@ def bound_spectral_norm(module: Module, name: str = "weight", *, bound: float = 
         raise ValueError(f"{type(module).__name__} has no weight {name!r}; it has {known}")
     if weight.dim() < 2:
         raise ValueError(f"{name} must have at least two axes; its shape is {tuple(weight.shape)}")
-    if weight.device.type != "meta" and not weight.any():
+    if weight.device.type != "meta" and not (only_above or weight.any()):
         raise ValueError(f"{name} is zero, so no factor gives it the norm {bound}: initialise it")
-    parametrize.register_parametrization(module, name, _NormBound(bound))
+    parametrize.register_parametrization(module, name, _NormBound(bound, only_above))
     return module
 
 
@@ -117,22 +121,25 @@ def normalize_weights(
 
 
 class _NormBound(nn.Module):
-    """The parametrization W -> bound * W / ||W||_2."""
+    """The parametrization W -> bound * W / ||W||_2, or W itself where that is smaller."""
 
-    def __init__(self, bound: float) -> None:
+    def __init__(self, bound: float, only_above: bool) -> None:
         super().__init__()
-        self.bound = bound
+        self.bound, self.only_above = bound, only_above
 
     def forward(self, W: Tensor) -> Tensor:
         matrix = W.flatten(1).to(torch.promote_types(W.dtype, torch.float32))
-        return W * (self.bound / _spectral_norm(matrix)).to(W.dtype)
+        norm = _spectral_norm(matrix)
+        if self.only_above:
+            norm = norm.clamp_min(self.bound)
+        return W * (self.bound / norm).to(W.dtype)
 
     def right_inverse(self, W: Tensor) -> Tensor:
         """What to store when W is assigned."""
         return W
 
     def extra_repr(self) -> str:
-        return f"bound={self.bound:g}"
+        return f"bound={self.bound:g}" + (", only_above=True" if self.only_above else "")
 
 
 def _spectral_norm(W: Tensor) -> Tensor:

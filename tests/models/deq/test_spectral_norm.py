@@ -130,3 +130,18 @@ def test_weight_norm_over_a_model_keeps_the_weights():
 def test_what_cannot_be_normalized_is_named(model, arguments, message):
     with pytest.raises(ValueError, match=message):
         normalize_weights(model, **arguments)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(0.0, 0.0), (0.3, 0.3), (0.9, 0.9), (5.0, 0.9)])
+def test_a_bound_from_above_leaves_smaller_norms(size, expected):
+    linear = torch.nn.Linear(3, 3).double()
+    with torch.no_grad():
+        linear.weight.copy_(size * torch.linalg.qr(torch.randn(3, 3).double())[0])
+    bound_spectral_norm(linear, bound=0.9, only_above=True)
+    norm = torch.linalg.matrix_norm(linear.weight, 2).item()
+    assert norm == pytest.approx(expected, abs=1e-12)
+    linear.weight.sum().backward()
+    gradient = linear.parametrizations.weight.original.grad
+    assert gradient.isfinite().all()
+    if size < 0.9:  # below the bound W is the parameter itself
+        assert torch.equal(gradient, torch.ones_like(gradient))
