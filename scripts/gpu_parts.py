@@ -103,7 +103,7 @@ def recurrence(kind: str, n: int, dtype: str) -> dict[str, Any]:
 def _loop(code: int, u: list[Tensor], V: list[Tensor], bias: Any, h: Tensor) -> Tensor:
     states = []
     for t in range(len(u[0])):
-        x = [drive[t] + h @ v.mT for drive, v in zip(u, V, strict=True)]
+        x = [input_projection[t] + h @ v.mT for input_projection, v in zip(u, V, strict=True)]
         if code:
             z, c = torch.sigmoid(x[0] + bias[0]), torch.tanh(x[-1] + bias[1])
             h = z * h + (0.5 * (1 - z) + 0.5) * c

@@ -74,7 +74,7 @@ def test_a_key_of_a_recipe_is_answered_too():
 
 def test_help_shows_the_signature():
     assert list(inspect.signature(solve).parameters) == ["phi", "z0", "solver", "t", "batched"]
-    assert list(inspect.signature(Phantom).parameters) == ["steps", "beta"]
+    assert list(inspect.signature(Phantom).parameters) == ["steps", "beta", "value", "failed"]
     assert "backward" in inspect.signature(FixedPoint).parameters
 
 
@@ -100,8 +100,8 @@ def test_a_backward_of_a_user_answers_for_itself():
         (lambda: make_solver(Anderson), r"solver is the class Anderson: give a ready one, Anderso"),
         (lambda: FixedPoint(half), r"solver must be a name or a Solver, as Anderson\(\); got <fun"),
         (
-            lambda: FixedPoint(Picard(), "implicit"),
-            r"backward must be .*Phantom\(\); got 'implicit",
+            lambda: FixedPoint(Picard(), 3),
+            r"backward must be .*Phantom\(\); got 3",
         ),
         (lambda: FixedPoint(Picard(), Implicit), r"backward must be a ready one, as Implicit\(\)"),
         (lambda: Picard(rtol="1e-3"), "rtol must be a number; got '1e-3'"),

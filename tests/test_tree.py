@@ -28,7 +28,11 @@ def test_a_start_that_makes_no_sense_is_refused(z0, error, text):
     [
         (lambda z: z[:, :1], ValueError, r"shapes of its input, \[\(2, 3\)\].*\[\(2, 1\)\]"),
         (lambda z: z.sum(), ValueError, r"returned \[\(\)\]"),
-        (lambda z: (z, z), ValueError, "structure of its input"),
+        (
+            lambda z: (z, z),
+            ValueError,
+            "must return what it is given, a tensor; it returned .tensor, tensor.",
+        ),
         (lambda z: z.double(), TypeError, "dtype of its input, torch.float32.*torch.float64"),
     ],
 )

@@ -31,7 +31,7 @@ class GradientBias(NamedTuple):
     converged: float
 
     def describe(self) -> str:
-        """The finding in a sentence."""
+        """Say the finding in a sentence."""
         parts = [
             f"{name}: cosine {cosine:.3f}, size {size:.3g}"
             for name, cosine, size in zip(

@@ -9,7 +9,7 @@ from fixpoint._torch import has_values
 from fixpoint.failure import NonConvergenceHandler
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Solver
-from fixpoint.solvers.loop import resolution
+from fixpoint.solvers.loop.norms import resolution
 
 FACTOR = 2.0
 """A residual may be that many times the tolerance where it was within it before."""

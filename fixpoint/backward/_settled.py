@@ -13,7 +13,7 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Anderson, Broyden, Newton, Picard, Solver
 from fixpoint.solvers.base import IterativeSolver
-from fixpoint.solvers.loop import Problem, settle
+from fixpoint.solvers.loop.eager import Problem, settle
 
 
 def run_until_settled(

@@ -19,7 +19,7 @@ from fixpoint.row_guard import guard_rows
 from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Solver
 from fixpoint.solvers.base import IterativeSolver
-from fixpoint.solvers.loop import Problem, make_first_updates
+from fixpoint.solvers.loop.eager import Problem, make_first_updates
 
 
 class Backward(nn.Module):

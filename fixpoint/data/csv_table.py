@@ -77,7 +77,7 @@ def parse_csv(data: bytes, name: str) -> CsvTable:
 
 
 def parse_columns(data: bytes, name: str) -> dict[str, list[str]]:
-    """The columns of a CSV file with a header, as text: numbers have decimal points.
+    r"""The columns of a CSV file with a header, as text: numbers have decimal points.
 
     Raises:
         ValueError: it is empty, has no header, or a line has another number of cells.

@@ -230,6 +230,8 @@ class JordanMap(EquilibriumMap):
 
     def single_step(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
         inner = torch.addmm(F.linear(x, self.W, self.b), h, self.V.mT)
+        if self.rank == 0:
+            return ACTIVATIONS[self.nonlinearity](inner)
         U: tuple[Tensor, ...] = (self.U,) if self.rank is None else (self.U1, self.U2)
         back = inner
         for factor in reversed(U):

@@ -20,7 +20,7 @@ from fixpoint.solvers.base import IterativeSolver
 from fixpoint.solvers.broyden import Broyden
 from fixpoint.solvers.damped_picard import DampedPicard
 from fixpoint.solvers.levenberg_marquardt import LevenbergMarquardt
-from fixpoint.solvers.loop import Norms
+from fixpoint.solvers.loop.norms import Norms
 from fixpoint.solvers.newton import Newton
 
 MIN_UPDATES = 20

@@ -16,7 +16,8 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution
 from fixpoint.solvers._options import whole_signature
 from fixpoint.solvers._rowwise import at_least_float32, dot
-from fixpoint.solvers.loop import Norm, Problem, Tolerance, iterate
+from fixpoint.solvers.loop.eager import Problem, iterate
+from fixpoint.solvers.loop.norms import Norm, Tolerance
 
 __all__ = [
     "IterativeOptions",

@@ -100,6 +100,7 @@ def test_a_solved_layer_equilibrates():
     assert layer.training
 
 
+@pytest.mark.filterwarnings("ignore::fixpoint.ConvergenceWarning")
 def test_solves_that_failed_are_counted_with_their_remedy():
     cell = SelfFeedbackMap(3, 4, bound=0.9)
     solver = Picard(rtol=1e-6, atol=0, max_iter=3)

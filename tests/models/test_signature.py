@@ -21,6 +21,7 @@ from fixpoint.models import (
 
 LAYER = ["input_size", "hidden_size", "num_layers", "nonlinearity", "bias", "batch_first"]
 LAYER += ["dropout", "bidirectional"]
+FACTORY = {"device", "dtype"}
 LEAKY = {"implementation", "recompute", "time"}
 
 
@@ -38,7 +39,7 @@ LEAKY = {"implementation", "recompute", "time"}
 def test_a_layer_shows_the_options_of_its_cell(cls, options):
     parameters = inspect.signature(cls).parameters
     assert list(parameters)[: len(LAYER)] == LAYER
-    assert set(parameters) - set(LAYER) == options
+    assert set(parameters) - set(LAYER) == options | FACTORY
     assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in options)
     shown = pydoc.render_doc(cls, renderer=pydoc.plaintext).splitlines()
     assert all(name in " ".join(shown[:20]) for name in options)
@@ -49,7 +50,8 @@ def test_defaults_are_those_of_the_constructor_that_takes_them():
     assert parameters["nonlinearity"].default == "tanh"
     assert parameters["recompute"].default is False
     assert set(inspect.signature(LinearMap).parameters) == {
-        *("input_size", "hidden_size", "inverse", "bound", "nonlinearity", "bias")
+        *("input_size", "hidden_size", "inverse", "bound", "nonlinearity", "bias"),
+        *FACTORY,
     }
     assert "options" not in inspect.signature(JordanMap).parameters
 

@@ -71,6 +71,7 @@ def test_the_error_of_the_gradient_falls_with_the_tolerance(small):
     assert phantom > 0.05  # J is not 0, so one term of its series is not enough
 
 
+@pytest.mark.filterwarnings("ignore::fixpoint.ConvergenceWarning")
 def test_without_an_equilibrium_there_is_no_error(small):
     _, x, y = small
     cell = SelfFeedbackMap(3, 6, nonlinearity="relu")

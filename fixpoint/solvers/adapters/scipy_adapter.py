@@ -16,7 +16,8 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Stall, Trace
 from fixpoint.solvers.base import Record, Solver, SolverOptions, checked_record
 from fixpoint.solvers.finite_differences import derivatives_of
-from fixpoint.solvers.loop import Gauge, has_stalled
+from fixpoint.solvers.loop.gauge import Gauge
+from fixpoint.solvers.loop.rules import has_stalled
 
 METHODS = (
     "hybr",

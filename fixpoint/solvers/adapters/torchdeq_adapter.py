@@ -17,7 +17,8 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Stall
 from fixpoint.solvers.base import Solver, SolverOptions
 from fixpoint.solvers.finite_differences import derivatives_of
-from fixpoint.solvers.loop import Gauge, classify, has_stalled
+from fixpoint.solvers.loop.gauge import Gauge
+from fixpoint.solvers.loop.rules import classify, has_stalled
 from fixpoint.solvers.registry import SOLVERS, make_solver
 
 THEIR_NAMES = {

@@ -13,22 +13,3 @@
 A solver gives `init` and a pure `update`; it does not know of tolerances, frozen samples or
 statuses. The rules do not know of states. `Course` is the only place where both meet.
 """
-
-from fixpoint.solvers.loop.eager import Problem, iterate, make_first_updates, settle
-from fixpoint.solvers.loop.gauge import Gauge
-from fixpoint.solvers.loop.norms import Norm, Norms, Tolerance, resolution
-from fixpoint.solvers.loop.rules import classify, has_stalled
-
-__all__ = [
-    "Gauge",
-    "Norm",
-    "Norms",
-    "Problem",
-    "Tolerance",
-    "classify",
-    "has_stalled",
-    "iterate",
-    "make_first_updates",
-    "resolution",
-    "settle",
-]

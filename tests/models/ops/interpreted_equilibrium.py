@@ -9,8 +9,7 @@ import torch
 
 from fixpoint import Anderson, Implicit, InexactNewton, Picard, Result, Stall
 from fixpoint.models.ops.common import dispatch
-from fixpoint.models.ops.equilibrium import numba as numba_kernels
-from fixpoint.models.ops.equilibrium import triton_kernels
+from fixpoint.models.ops.equilibrium import numba_kernels, triton_kernels
 from fixpoint.models.ops.equilibrium.arguments import Inputs, Method
 from fixpoint.models.ops.equilibrium.autograd import equilibrium_scan
 from fixpoint.models.ops.equilibrium.reference import equilibrium_reference

@@ -100,7 +100,7 @@ def test_another_worker_continues_the_run_of_one_that_was_killed(cluster, tmp_pa
     ("options", "message"),
     [
         (["--cluster", "tcp://127.0.0.1:1"], "no scheduler answers at tcp://127.0.0.1:1"),
-        (["--cluster", "nowhere:-1"], "no scheduler answers at nowhere:-1"),
+        (["--cluster", "nowhere:-1"], "tcp://HOST:8786; got 'nowhere:-1'"),
         (["--cluster", "tcp://127.0.0.1:1", "--jobs", "2"], "--jobs is for this machine"),
     ],
 )

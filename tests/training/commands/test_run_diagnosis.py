@@ -160,7 +160,7 @@ def test_a_model_whose_period_was_chosen_was_trained_on_all(tmp_path):
 
 def test_a_text(tmp_path, text, monkeypatch):
     module = sys.modules["fixpoint.training.engine.run_data"]
-    monkeypatch.setattr(module, "load_dataset", lambda name: text)
+    monkeypatch.setattr(module, "load_dataset", lambda name, **windows: text)
     run = trained_in(tmp_path, batch_size=4, bptt=9, cell="jordan", solver="inexact-newton")
     trained = load_trained(run)
     words, following = text.x_test[:80].view(4, 20)[:, :9], text.y_test[:80].view(4, 20)[:, :9]
@@ -180,18 +180,25 @@ def test_rows_are_spread():
     assert (rows[0], rows[-1]) == (0, 2946)
 
 
+def with_data(trained, data):
+    """The same model, with other data in place of those of its recipe."""
+    other = replace(trained)
+    other.__dict__["data"] = data
+    return other
+
+
 def test_windows_that_are_not_finite_count_for_the_score_alone(ernn):
     trained = load_trained(ernn)
     x = trained.data.x_test.clone()
     x[[3, 5], 7, 0] = torch.nan
-    chosen = subset(trained._replace(data=replace(trained.data, x_test=x)), "test", 10)
+    chosen = subset(with_data(trained, replace(trained.data, x_test=x)), "test", 10)
     assert chosen.features.shape == (10, 128, 9)  # every 36th
-    chosen = subset(trained._replace(data=replace(trained.data, x_test=x)), "test", 999)
+    chosen = subset(with_data(trained, replace(trained.data, x_test=x)), "test", 999)
     assert chosen.features.shape == (322, 128, 9)
     assert chosen.sentences[1] == "2 of them hold NaN or inf and are left out below."
     nothing = replace(trained.data, x_test=x * torch.nan)
     with pytest.raises(ValueError, match="no test window of har2-sample is finite"):
-        subset(trained._replace(data=nothing), "test", 9)
+        subset(with_data(trained, nothing), "test", 9)
 
 
 def test_texts_of_different_lengths_are_cut(ernn):
@@ -214,7 +221,7 @@ def test_texts_of_different_lengths_are_cut(ernn):
         groups_train=None,
         groups_test=None,
     )
-    chosen = subset(load_trained(ernn)._replace(data=texts, model=model), "test", 100)
+    chosen = subset(with_data(replace(load_trained(ernn), model=model), texts), "test", 100)
     assert chosen.features.shape == (3, 18, 1)
     assert bool((chosen.features == 1).all())
     assert chosen.sentences[0].startswith("All 20 test windows: accuracy 75.0 %")
@@ -267,7 +274,9 @@ def test_a_folder_that_is_none_of_a_training(ernn, tmp_path):
             "recipe.toml: unknown key of training 'lrr'",
         ),
         (
-            lambda run, weights: (run / "recipe.toml").write_text('[data]\ndataset = "har2"'),
+            lambda run, weights: (run / "recipe.toml").write_text(
+                (run / "recipe.toml").read_text().replace('"har2-sample"', '"har2"')
+            ),
             "har.npz was expected in .*set FIXPOINT_DATA",
         ),
         (

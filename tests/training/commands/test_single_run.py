@@ -261,7 +261,10 @@ def test_the_command(tmp_path):
         ),
         (["--set", "lrr=1"], "unknown key 'lrr'.*did you mean 'lr'"),
         (["--set", "lr"], "--set takes KEY=VALUE"),
-        (["--set", "epochs=1.5", "--lr", "1"], "training.epochs must be a whole number; got 1.5"),
+        (
+            ["--set", "batch_size=1.5", "--lr", "1"],
+            "batch_size must be a whole number; got 1.5",
+        ),
         (["--model", "lstm", "--cell", "jordan"], "lstm has no cell"),
         (["--solver", "picard", "--cell", "jordan"], "would make it forget the past"),
         (["--precision", "16-mixed"], "--precision 16-mixed needs a GPU"),

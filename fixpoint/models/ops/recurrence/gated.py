@@ -143,6 +143,7 @@ def gated_scan(
     recurrent neural networks (UGRNN).
 
     Example:
+        >>> import torch
         >>> x, W, V = torch.randn(7, 4, 3), torch.randn(5, 3), torch.randn(5, 5)
         >>> h0, bias = torch.zeros(4, 5), torch.zeros(10)
         >>> gated_scan(x, V, 0.7, 0.02, h0, activation="tanh", W=W, bias=bias).shape
@@ -167,6 +168,7 @@ def gated_scan_reference(
     """The same as `gated_scan`, as a loop of plain operations: the reference.
 
     Example:
+        >>> import torch
         >>> u, V, h0 = torch.randn(7, 4, 10), torch.randn(10, 5), torch.zeros(4, 5)
         >>> gated_scan_reference(u, V, 1.0, 0.0, h0, activation="tanh", last_only=True).shape
         torch.Size([4, 5])
