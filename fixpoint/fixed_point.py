@@ -14,7 +14,7 @@ from fixpoint._tree import Map, Packing, Tree
 from fixpoint._validation import names_options
 from fixpoint.backward import Backward, Implicit, Phantom, Reversible, Unrolled
 from fixpoint.backward._evaluation import solve_without_gradient
-from fixpoint.backward.base import guarded_map, tracks, with_gradient_of
+from fixpoint.backward.base import IN_GRAPH, guarded_map, tracks, with_gradient_of
 from fixpoint.derivatives import MatrixMap
 from fixpoint.failure import (
     FailedRows,
@@ -162,10 +162,19 @@ class FixedPoint(nn.Module):
 
         `options` of the solver, `max_iter`, `rtol`, ..., hold for this call alone.
         """
-        compiling = torch.compiler.is_compiling()
-        if compiling and (options or not self.backward.compiles(self.solver)):
+        if torch.compiler.is_compiling() and (options or not self.compiles):
             return outside_graph(self._solve, phi, z0, t, batched, dict(options))
         return self._solve(phi, z0, t, batched, options)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile makes one graph of a solve; else it leaves it out."""
+        solver, backward = self.solver, self.backward
+        if not backward.compiles(solver):
+            return False
+        if isinstance(backward, Implicit) and backward.failed != self.failed:
+            return False
+        return self.failed in IN_GRAPH or not solver.has_tolerance
 
     def _solve(
         self, phi: Map, z0: Tree, t: int | None, batched: bool, options: IterativeOptions
@@ -183,10 +192,19 @@ class FixedPoint(nn.Module):
         packing = Packing(z0, batched=batched)
         packed, start = packing.wrap(phi), packing.start(z0)
         solution = self.backward.solve(solver, packed, start, t)
-        if solver.has_tolerance and not torch.compiler.is_compiling():
+        if solver.has_tolerance and torch.compiler.is_compiling():
+            solution = self._after_failures_in_graph(solution)
+        elif solver.has_tolerance:
             solution = self._after_failures(solution, packed, packing)
         # In memory of its own: it may be z0, or a tensor that phi returned and keeps.
         return replace(solution, z=packing.unpack(solution.z.clone()))
+
+    def _after_failures_in_graph(self, solution: Solution) -> Solution:
+        """The same where no value can be read: nothing is said."""
+        if self.failed == "keep" or not torch.is_grad_enabled():
+            return solution
+        rows, z = has_failed(solution.result)[:, None], solution.z
+        return replace(solution, z=torch.where(rows, z.detach(), z))
 
     def _after_failures(self, solution: Solution, phi: MatrixMap, packing: Packing) -> Solution:
         """The solution with the gradient that samples have which did not converge."""

@@ -20,6 +20,9 @@ from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import InexactNewton, Solver
 from fixpoint.solvers.base import IterativeSolver
 
+IN_GRAPH = ("zero", "keep")
+"""Values of `failed` that need no look at the result, so that a graph has them."""
+
 
 class Backward(nn.Module):
     """A way to differentiate a solve; works on (B, D) matrices.

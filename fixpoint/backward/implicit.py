@@ -20,7 +20,8 @@ from fixpoint._torch import (
 from fixpoint.backward._adjoint import AdjointSolve, Preconditioner, Problem, implicit_function
 from fixpoint.backward._evaluation import solve_without_gradient
 from fixpoint.backward._repetition import check_repetition
-from fixpoint.backward.base import Backward, refuse_learned_eta
+from fixpoint.backward.base import IN_GRAPH, Backward, refuse_learned_eta
+from fixpoint.backward.graph import adjoint_in_graph, solve_implicitly_in_graph
 from fixpoint.derivatives import Linearization, MatrixMap
 from fixpoint.failure import (
     FailedRows,
@@ -124,9 +125,17 @@ class Implicit(Backward):
             )
 
     def compiles(self, solver: Solver) -> bool:
-        return False
+        if self.failed not in IN_GRAPH or self.reuse_factors or not solver.compiles:
+            return False
+        # A copy with steps of its own cannot be made in a graph.
+        own = not solver.has_tolerance or solver.as_adjoint() is solver
+        return own if self.solver is None else self.solver.compiles
 
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
+        if torch.compiler.is_compiling():
+            adjoint = adjoint_in_graph(self.solver, solver, z0.dtype)
+            keep = self.failed == "keep"
+            return solve_implicitly_in_graph(solver, adjoint, phi, z0, t, keep_failed=keep)
         self.adjoints.clear()
         if inside_forward_mode():
             return self._solve_in_transform(solver, phi, z0, t)
