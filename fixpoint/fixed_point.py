@@ -13,7 +13,7 @@ from fixpoint._torch import no_gradients, outside_graph
 from fixpoint._tree import Map, Packing, Tree
 from fixpoint._validation import names_options
 from fixpoint.backward import Backward, Implicit, Phantom, Reversible, Unrolled
-from fixpoint.backward._evaluation import solve_without_gradient
+from fixpoint.backward._vmap import run_without_gradient
 from fixpoint.backward.base import IN_GRAPH, guarded_map, tracks, with_gradient_of
 from fixpoint.derivatives import MatrixMap
 from fixpoint.failure import (
@@ -91,7 +91,7 @@ def _solve(phi: Map, z0: Tree, solver: Solver, t: int | None, batched: bool) -> 
     packing = Packing(z0, batched=batched)
     with torch.no_grad():
         start, packed = packing.start(z0), packing.wrap(phi)
-        solution = solve_without_gradient(lambda phi: solver.run(phi, start, t), packed)
+        solution = run_without_gradient(solver, packed, start, t)
         return replace(solution, z=packing.unpack(solution.z.clone()))
 
 

@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from fixpoint._torch import inside_forward_mode, no_gradients
 from fixpoint._validation import names_options
-from fixpoint.backward._evaluation import solve_without_gradient
+from fixpoint.backward._vmap import run_without_gradient
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.failure import FailedRows, some_failed
 from fixpoint.row_guard import guard_rows
@@ -72,7 +72,7 @@ def solve_then_track(
     Each is the first update of a solve: past convergence the differences of iterates, from which
     later updates are made, are rounding noise, and a line search refuses steps at random.
     """
-    solution = solve_without_gradient(lambda phi: solver.run(phi, z0, t), phi)
+    solution = run_without_gradient(solver, phi, z0, t)
     if not tracks():
         return solution
     # A lost sample has no gradient; phi may not be differentiable where it was lost.
