@@ -34,19 +34,7 @@ class Arithmetic(NamedTuple):
 
 FLOATS = Arithmetic(lambda condition, a, b: a if condition else b, math.sqrt, lambda a: 0.0)
 ARRAYS = Arithmetic(np.where, np.sqrt, np.zeros_like)
-
-
-def _where(condition: Tensor, a: Any, b: Any) -> Tensor:
-    """`torch.where`; in a graph a float has the dtype of the tensor, as ONNX needs it."""
-    if torch.compiler.is_compiling():
-        if not isinstance(a, Tensor):
-            a = b.new_full((), a)
-        elif not isinstance(b, Tensor):
-            b = a.new_full((), b)
-    return torch.where(condition, a, b)
-
-
-TENSORS = Arithmetic(_where, torch.sqrt, torch.zeros_like)
+TENSORS = Arithmetic(torch.where, torch.sqrt, torch.zeros_like)
 
 
 Formula = Callable[[Arithmetic, Sequence[Number], Sequence[Any]], Sequence[Number]]
@@ -107,7 +95,7 @@ class Evaluation:
     def pack(self, numbers: Sequence[Number]) -> Tensor:
         """Numbers of each sample as a matrix, (B, n)."""
         if self.kind is TENSORS:
-            return torch.stack(list(numbers), 1)
+            return torch.stack([x.to(self.dtype) for x in numbers], 1)  # ONNX does not promote
         return torch.from_numpy(np.array(numbers, dtype=np.float64).reshape(len(numbers), -1)).T
 
 
