@@ -42,10 +42,16 @@ def fused_trajectory(
 
     torch.compile leaves it out of its graph as a whole, not each time step's solve.
     """
-    whole = not fixed_point.backward.compiles(fixed_point.solver)
-    if whole and torch.compiler.is_compiling() and not is_exporting():
+    if torch.compiler.is_compiling() and not is_exporting() and _is_whole(phi, fixed_point):
         return outside_graph(_fused_trajectory, phi, fixed_point, x, h0)
     return _fused_trajectory(phi, fixed_point, x, h0)
+
+
+def _is_whole(phi: EquilibriumMap, fixed_point: FixedPoint) -> bool:
+    """Whether a graph leaves out all time steps at once."""
+    if not fixed_point.compiles:
+        return True
+    return fixed_point.solver.has_tolerance and why_not_fused(phi, fixed_point) is None
 
 
 def _fused_trajectory(

@@ -137,7 +137,7 @@ class _Step:
         return status._replace(
             floor_checks=torch.where(looks, ended.floor_checks, status.floor_checks),
             stall=torch.where(looks, ended.stall, status.stall),
-            active=torch.where(looks, ended.active, status.active),
+            active=status.active & (ended.active | ~looks),
         )
 
     def solution(self, end: Carried) -> Solution:
