@@ -1,6 +1,6 @@
 """Solvers against bare loops and torchdeq, as ratios of times within one process.
 
-    python benchmarks/solvers.py [--quick] [--device cuda]
+    python benchmarks/solvers.py [--quick] [--device cuda] [--compile]
 
 phi(z) = tanh(z U^T + x) with ||U||_2 = 0.9, solved to a relative residual of 1e-6 in float32.
 Each time is the least of several runs, the contestants taken by turns.
@@ -31,6 +31,12 @@ OURS: dict[str, Callable[..., IterativeSolver]] = {
     "anderson": Anderson,
     "broyden": Broyden,
 }
+COMPILED: dict[str, IterativeSolver] = {
+    "Picard": Picard(rtol=RTOL, atol=0.0, max_iter=MAX_ITER),
+    "Anderson": Anderson(rtol=RTOL, atol=0.0, max_iter=MAX_ITER),
+    "Broyden(memory=16)": Broyden(memory=16, rtol=RTOL, atol=0.0, max_iter=MAX_ITER),
+}
+SIZES_COMPILED = ((128, 128), (1, 100), (1024, 128))
 console = Console(width=126)
 
 
@@ -169,6 +175,48 @@ def compare_solvers(problem: Problem, runs: int, figures: Figures) -> None:
     console.print(table)
 
 
+def compare_compiled(problem: Problem, runs: int, figures: Figures) -> None:
+    """Solves compiled to one graph beside eager ones, and how long compiling takes."""
+    z0, device = torch.zeros_like(problem.x), problem.x.device.type
+    for name, solver in COMPILED.items():
+        layer = FixedPoint(solver, Implicit())
+
+        def forward(solver: IterativeSolver = solver) -> Tensor:
+            return fixpoint.solve(problem.phi, z0, solver).z
+
+        def state(layer: FixedPoint = layer) -> Tensor:
+            return layer(problem.phi, z0).z
+
+        def gradient(state: Callable[[], Tensor]) -> None:
+            torch.autograd.grad(state().sum(), [problem.U, problem.x])
+
+        torch._dynamo.reset()
+        fast_forward = torch.compile(forward, fullgraph=True)
+        fast_state = torch.compile(state, fullgraph=True)
+        start = time.perf_counter()
+        fast_forward()
+        gradient(fast_state)
+        seconds = time.perf_counter() - start
+        t = best(
+            {
+                "forward": forward,
+                "compiled forward": fast_forward,
+                "both": lambda state=state: gradient(state),
+                "compiled both": lambda state=fast_state: gradient(state),
+            },
+            runs,
+            device,
+        )
+        ms = {key: round(value, 3) for key, value in t.items()}
+        figures.add(problem=problem.name, solver=name, compiling_s=round(seconds, 1), ms=ms)
+        console.print(
+            f"  {problem.name}, {name}: compiled / eager {t['compiled forward']:.2f} / "
+            f"{t['forward']:.2f} ms = {t['compiled forward'] / t['forward']:.2f}, with backward "
+            f"{t['compiled both']:.2f} / {t['both']:.2f} ms = "
+            f"{t['compiled both'] / t['both']:.2f}; compiling {seconds:.0f} s"
+        )
+
+
 def compare_unrolled(problem: Problem, runs: int) -> None:
     """K tracked updates against the loop one would write by hand, forward + backward."""
     z0 = torch.zeros_like(problem.x)
@@ -209,6 +257,7 @@ def broyden_memory(problem: Problem) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few runs, small problems only")
+    parser.add_argument("--compile", action="store_true", help="compiled solves beside eager ones")
     add_options(parser)
     options = parser.parse_args()
     quick, device, figures = options.quick, options.device, Figures(options.json)
@@ -217,6 +266,12 @@ def main() -> None:
         f"fixpoint {fixpoint.__version__}, torchdeq 0.1.0, Python {platform.python_version()}, "
         f"{device_name(device)}"
     )
+    if options.compile:
+        torch.set_num_threads(1)
+        for B, D in SIZES_COMPILED[:1] if quick else SIZES_COMPILED:
+            problem = make_problem(B, D, symmetric=True, device=device)
+            compare_compiled(problem, runs, figures)
+        return
     for threads in (1,) if quick or device == "cuda" else (1, 2):
         torch.set_num_threads(threads)
         console.print(f"\n[bold]{threads} thread{'s' * (threads > 1)}[/bold]")

@@ -192,9 +192,9 @@ def outside_graph(f: Callable[..., R], *arguments: Any) -> R:
 
 outside_graph._torchdynamo_disable = True  # type: ignore[attr-defined]
 outside_graph._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
-    "when a solve to a tolerance ends depends on values, and Implicit, Newton and "
-    "LevenbergMarquardt differentiate phi; a fixed number of steps (rtol=0, atol=0) of the other "
-    "solvers with Unrolled() or Phantom() compiles to one graph"
+    "a graph holds solves by Picard, DampedPicard, InexactNewton, Anderson, Broyden(memory=m) and "
+    'SQUAREM, without record, with Implicit() or Phantom(), failed="zero" or "keep", and fixed '
+    "numbers of steps (rtol=0, atol=0) with Unrolled(); options belong to the solver, not the call"
 )
 
 

@@ -37,12 +37,14 @@ class Packing:
         _check_leaves(leaves, batched)
         self.batched = batched
         self.shapes = [leaf.shape for leaf in leaves]
+        # A graph takes the number of rows from the tensors that it is given.
+        self.features = [shape[1:] if batched else shape for shape in self.shapes]
         self.dtypes = [leaf.dtype for leaf in leaves]
         self.dtype = _real_dtype(leaves[0])
         self.rows = leaves[0].shape[0] if batched else 1
         self.columns = [
-            math.prod(shape[1:] if batched else shape) * (2 if dtype.is_complex else 1)
-            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+            math.prod(shape) * (2 if dtype.is_complex else 1)
+            for shape, dtype in zip(self.features, self.dtypes, strict=True)
         ]
         self.is_matrix = single and batched and z0.dim() == 2 and not z0.is_complex()
 
@@ -58,7 +60,7 @@ class Packing:
 
     def pack(self, tree: Tree) -> Tensor:
         """The tree as one (B, D) matrix; no copy where the tree is one tensor."""
-        if self.is_matrix and isinstance(tree, Tensor) and tree.shape == self.shapes[0]:
+        if self.is_matrix and isinstance(tree, Tensor) and self._matches([tree]):
             return self._same_dtype(tree, self.dtype)
         leaves = [
             self._same_dtype(leaf, dtype)
@@ -67,17 +69,20 @@ class Packing:
         if self.is_matrix:
             return leaves[0]
         leaves = [torch.stack((x.real, x.imag), -1) if x.is_complex() else x for x in leaves]
-        flat = [x.reshape(self.rows, d) for x, d in zip(leaves, self.columns, strict=True)]
+        flat = [
+            x.reshape(x.shape[0] if self.batched else 1, d)
+            for x, d in zip(leaves, self.columns, strict=True)
+        ]
         return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
 
     def unpack(self, matrix: Tensor) -> Tree:
         """The (B, D) matrix as a tree of views."""
         if self.is_matrix:
             return matrix
-        parts = matrix.split(self.columns, dim=1)
+        parts, rows = matrix.split(self.columns, dim=1), matrix.shape[: int(self.batched)]
         leaves = [
-            _as_complex(part).reshape(shape) if dtype.is_complex else part.reshape(shape)
-            for part, shape, dtype in zip(parts, self.shapes, self.dtypes, strict=True)
+            (_as_complex(part) if dtype.is_complex else part).reshape(*rows, *shape)
+            for part, shape, dtype in zip(parts, self.features, self.dtypes, strict=True)
         ]
         return tree_unflatten(leaves, self.structure)
 
@@ -100,13 +105,23 @@ class Packing:
                 f"{self.name} must return what it is given, {_described(self.structure)}; it "
                 f"returned {_described(structure)}"
             )
-        shapes = [leaf.shape if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves]
-        if shapes != self.shapes:
+        if not self._matches(leaves):
+            shapes = [leaf.shape if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves]
             expected, given = ([_plain(s) for s in group] for group in (self.shapes, shapes))
             raise ValueError(
                 f"{self.name} must return the shapes of its input, {expected}; it returned {given}"
             )
         return leaves
+
+    def _matches(self, leaves: list[Any]) -> bool:
+        """Whether these are tensors of the shapes of z0."""
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            return False
+        if not torch.compiler.is_compiling():
+            return [leaf.shape for leaf in leaves] == self.shapes
+        first = int(self.batched)
+        given = [tuple(leaf.shape[first:]) for leaf in leaves]
+        return given == [tuple(shape) for shape in self.features]
 
     def _same_dtype(self, leaf: Tensor, dtype: torch.dtype) -> Tensor:
         if leaf.dtype == dtype:

@@ -13,8 +13,8 @@ from fixpoint._torch import inside_transform, no_gradients, outside_graph
 from fixpoint._tree import Map, Packing, Tree
 from fixpoint._validation import names_options
 from fixpoint.backward import Backward, Implicit, Phantom, Reversible, Unrolled
-from fixpoint.backward._evaluation import solve_without_gradient
-from fixpoint.backward.base import guarded_map, tracks, with_gradient_of
+from fixpoint.backward._vmap import run_without_gradient
+from fixpoint.backward.base import IN_GRAPH, guarded_map, tracks, with_gradient_of
 from fixpoint.derivatives import MatrixMap
 from fixpoint.failure import (
     FailedRows,
@@ -97,7 +97,7 @@ def _solve(
     packing = Packing(z0, batched=batched)
     with torch.no_grad():
         start, packed = packing.start(z0), packing.wrap(split_aux(phi) if has_aux else phi)
-        solution = solve_without_gradient(lambda phi: solver.run(phi, start, t), packed)
+        solution = run_without_gradient(solver, packed, start, t)
         solution = replace(solution, z=packing.unpack(solution.z.clone()))
         return with_aux(solution, phi) if has_aux else solution
 
@@ -198,9 +198,19 @@ class FixedPoint(nn.Module):
         `options` of the solver, `max_iter`, `rtol`, ..., hold for this call alone.
         """
         compiling = torch.compiler.is_compiling()
-        if compiling and (options or not self.backward.compiles(self.solver)):
+        if compiling and (options or not self.compiles):
             return outside_graph(self._solve, phi, z0, t, batched, has_aux, dict(options))
         return self._solve(phi, z0, t, batched, has_aux, options)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile makes one graph of a solve; else it leaves it out."""
+        solver, backward = self.solver, self.backward
+        if not backward.compiles(solver):
+            return False
+        if isinstance(backward, Implicit) and backward.failed != self.failed:
+            return False
+        return self.failed in IN_GRAPH or not solver.has_tolerance
 
     def _solve(
         self,
@@ -231,7 +241,9 @@ class FixedPoint(nn.Module):
         packing = Packing(z0, batched=batched, name=self.map_name)
         packed: MatrixMap = packing.wrap(split_aux(phi, self.map_name) if has_aux else phi)
         solution, packed = self._run(solver, packed, packing.start(z0), t)
-        if solver.has_tolerance and not torch.compiler.is_compiling():
+        if solver.has_tolerance and torch.compiler.is_compiling():
+            solution = self._after_failures_in_graph(solution)
+        elif solver.has_tolerance:
             solution = self._after_failures(solution, packed, packing)
         # In memory of its own: it may be z0, or a tensor that phi returned and keeps.
         solution = replace(solution, z=packing.unpack(solution.z.clone()))
@@ -242,6 +254,13 @@ class FixedPoint(nn.Module):
     ) -> tuple[Solution, MatrixMap]:
         """The differentiable solution, and the map whose fixed point it is."""
         return self.backward.solve(solver, phi, z, t), phi
+
+    def _after_failures_in_graph(self, solution: Solution) -> Solution:
+        """The same where no value can be read: nothing is said."""
+        if self.failed == "keep" or not torch.is_grad_enabled():
+            return solution
+        rows, z = has_failed(solution.result)[:, None], solution.z
+        return replace(solution, z=torch.where(rows, z.detach(), z))
 
     def _after_failures(self, solution: Solution, phi: MatrixMap, packing: Packing) -> Solution:
         """The solution with the gradient that samples have which did not converge."""

@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from fixpoint._torch import inside_forward_mode, no_gradients
 from fixpoint._validation import names_options
-from fixpoint.backward._evaluation import solve_without_gradient
+from fixpoint.backward._vmap import run_without_gradient
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.failure import FailedRows, some_failed
 from fixpoint.row_guard import guard_rows
@@ -20,6 +20,9 @@ from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Solver
 from fixpoint.solvers.base import IterativeSolver
 from fixpoint.solvers.loop.eager import Problem, make_first_updates
+
+IN_GRAPH = ("zero", "keep")
+"""Values of `failed` that need no look at the result, so that a graph has them."""
 
 
 class Backward(nn.Module):
@@ -76,7 +79,7 @@ def solve_then_track(
 
     Its value is unchanged, or with `last` the state after them, in evaluation too.
     """
-    solution = solve_without_gradient(lambda phi: solver.run(phi, z0, t), phi)
+    solution = run_without_gradient(solver, phi, z0, t)
     if not (tracks() or last):
         return solution
     # A lost sample has no gradient; phi may not be differentiable where it was lost.

@@ -7,20 +7,42 @@ derivatives in reverse mode; the compiler has no second ones.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Result, Solution, has_failed
+from fixpoint.solvers import Anderson, Solver
 from fixpoint.solvers.base import IterativeSolver
 from fixpoint.solvers.loop.graph import iterate_in_graph
+from fixpoint.solvers.loop.norms import Tolerance
+
+DEFAULT = Anderson(max_iter=100)
+"""Solves the adjoint where the solve itself has no tolerance."""
+
+
+class AdjointInGraph(NamedTuple):
+    """The solver of the adjoint, and its tolerance."""
+
+    solver: IterativeSolver
+    tolerance: Tolerance
+
+
+def adjoint_in_graph(given: Solver | None, solver: Solver, dtype: torch.dtype) -> AdjointInGraph:
+    """The adjoint solve by a given solver, or by default by that of the problem."""
+    if given is not None:
+        return AdjointInGraph(cast(IterativeSolver, given), given.tolerance)
+    if not solver.has_tolerance:
+        return AdjointInGraph(DEFAULT, Tolerance(100 * torch.finfo(dtype).eps, 0.0))
+    tolerance = Tolerance(solver.rtol or solver.atol, 0.0, solver.norm)
+    return AdjointInGraph(cast(IterativeSolver, solver), tolerance)
 
 
 def solve_implicitly_in_graph(
-    solver: IterativeSolver,
-    adjoint: IterativeSolver,
+    solver: Solver,
+    adjoint: AdjointInGraph,
     phi: MatrixMap,
     z0: Tensor,
     t: int | None,
@@ -34,7 +56,7 @@ def solve_implicitly_in_graph(
         keep_failed: whether samples that did not converge have a gradient too, as good as their z.
     """
     with torch.no_grad():
-        solution = iterate_in_graph(solver, phi, z0, t)
+        solution = solver.run(phi, z0, t)
     if not torch.is_grad_enabled():
         return solution
     lost = solution.result == Result.NONFINITE.value
@@ -56,7 +78,7 @@ class _Adjoint(torch.autograd.Function):
         fz: Tensor,
         z: Tensor,
         phi: MatrixMap,
-        adjoint: IterativeSolver,
+        adjoint: AdjointInGraph,
         keep_failed: bool,
     ) -> Tensor:
         ctx.save_for_backward(z)
@@ -76,7 +98,8 @@ class _Adjoint(torch.autograd.Function):
             product = torch.func.vjp(phi, z)[1](u * size)[0]
             return product / size + unit
 
-        solution = iterate_in_graph(ctx.adjoint, affine, unit, differentiates=True)
+        solver, tolerance = ctx.adjoint
+        solution = iterate_in_graph(solver, affine, unit, tolerance=tolerance, differentiates=True)
         u = solution.z * size
         if not ctx.keep_failed:
             u = torch.where(has_failed(solution.result)[:, None], 0.0, u)

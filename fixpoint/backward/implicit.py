@@ -20,7 +20,9 @@ from fixpoint._torch import (
 from fixpoint.backward._adjoint import AdjointSolve, Preconditioner, Problem, implicit_function
 from fixpoint.backward._evaluation import solve_without_gradient
 from fixpoint.backward._repetition import check_repetition
-from fixpoint.backward.base import Backward, refuse_learned_eta
+from fixpoint.backward._vmap import solve_in_vmap
+from fixpoint.backward.base import IN_GRAPH, Backward, refuse_learned_eta
+from fixpoint.backward.graph import adjoint_in_graph, solve_implicitly_in_graph
 from fixpoint.derivatives import Linearization, MatrixMap
 from fixpoint.failure import (
     FailedRows,
@@ -31,7 +33,7 @@ from fixpoint.failure import (
 )
 from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Anderson, Broyden, Solver, make_solver
-from fixpoint.tracing import Closure, at_level_zero, closure_convert, closure_convert_in_vmap
+from fixpoint.tracing import Closure, at_level_zero, closure_convert
 
 Start = Callable[[Tensor], Tensor]
 ADJOINTS = 2**16
@@ -124,9 +126,17 @@ class Implicit(Backward):
             )
 
     def compiles(self, solver: Solver) -> bool:
-        return False
+        if self.failed not in IN_GRAPH or self.reuse_factors or not solver.compiles:
+            return False
+        # A copy with steps of its own cannot be made in a graph.
+        own = not solver.has_tolerance or solver.as_adjoint() is solver
+        return own if self.solver is None else self.solver.compiles
 
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
+        if torch.compiler.is_compiling():
+            adjoint = adjoint_in_graph(self.solver, solver, z0.dtype)
+            keep = self.failed == "keep"
+            return solve_implicitly_in_graph(solver, adjoint, phi, z0, t, keep_failed=keep)
         self.adjoints.clear()
         if inside_forward_mode():
             return self._solve_in_transform(solver, phi, z0, t)
@@ -174,7 +184,8 @@ class Implicit(Backward):
         with unrecorded():
             fz = phi(z0)  # what phi makes once and keeps has its derivatives
             if transform_level() and (inside_vmap(z0) or inside_vmap(fz)):
-                return self._solve_in_vmap(solver, phi, z0, t)
+                adjoint = self._adjoint_solve(solver, z0.dtype)
+                return solve_in_vmap(solver, adjoint, phi, z0, t)
             solution = at_level_zero(lambda phi: solver.run(phi, primal(z0), t), phi)
             closure, z = _closure_at(solution, solver, phi, primal(z0))
         problem = Problem(
@@ -186,24 +197,6 @@ class Implicit(Backward):
             graph=(Linearization(closure.fz, z), closure.twins),
         )
         return replace(solution, z=implicit_function(problem, solution.z, *closure.captured)[0])
-
-    def _solve_in_vmap(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
-        """All instances that torch.func.vmap hides as rows of one solve."""
-        closure = closure_convert_in_vmap(phi, z0.detach())
-        solutions: list[Solution] = []
-        problem = Problem(
-            function=closure.function,
-            solver=solver,
-            adjoint=self._adjoint_solve(solver, z0.dtype),
-            t=t,
-            note=solutions.append,
-        )
-        z, iterations, result, *measured = implicit_function(
-            problem, z0.detach(), *closure.captured
-        )
-        residual = measured[0] if measured else None
-        last = solutions[-1]
-        return Solution(z, residual, iterations, last.evaluations, result, products=last.products)
 
     def _adjoint_solve(
         self, solver: Solver, dtype: torch.dtype, start: Start | None = None

@@ -54,6 +54,10 @@ class Unrolled(Backward):
         self.failed = checked_failed(failed)
         self.last = last if last is None else at_least(1, last=last)
 
+    def compiles(self, solver: Solver) -> bool:
+        """Whether torch.compile makes one graph of it; the loop to a tolerance has no gradient."""
+        return solver.compiles and (self.last is not None or not solver.has_tolerance)
+
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         if self.last is not None and solver.has_tolerance:
             return solve_then_track(solver, solver, self.last, phi, z0, t)

@@ -112,7 +112,8 @@ def mix_on_device(end: Step, start: Step, scalars: Tensor, options: Options) -> 
     g = torch.where(accepted, g, at_least_float32(start.g))
     weights, _ = orthogonalize(dg, g, noise, options.ridge, new.count)
     rest = (1 - options.beta * new.mixing).unsqueeze(1).to(end.g.dtype)
-    return Outcome(accepted, weights.to(end.g.dtype).unsqueeze(2), rest, torch.stack(new, 1))
+    new_scalars = torch.stack([x.to(scalars.dtype) for x in new], 1)  # ONNX does not promote
+    return Outcome(accepted, weights.to(end.g.dtype).unsqueeze(2), rest, new_scalars)
 
 
 def mix_on_host(end: Step, start: Step, scalars: Tensor, options: Options) -> Outcome:

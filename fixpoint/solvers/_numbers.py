@@ -95,7 +95,7 @@ class Evaluation:
     def pack(self, numbers: Sequence[Number]) -> Tensor:
         """Numbers of each sample as a matrix, (B, n)."""
         if self.kind is TENSORS:
-            return torch.stack(list(numbers), 1)
+            return torch.stack([x.to(self.dtype) for x in numbers], 1)  # ONNX does not promote
         return torch.from_numpy(np.array(numbers, dtype=np.float64).reshape(len(numbers), -1)).T
 
 

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
+import torch
 from torch import Size, Tensor, nn
 from typing_extensions import Unpack
 
@@ -17,6 +18,7 @@ from fixpoint.solution import Solution
 from fixpoint.solvers._options import whole_signature
 from fixpoint.solvers._rowwise import at_least_float32, dot
 from fixpoint.solvers.loop.eager import Problem, iterate
+from fixpoint.solvers.loop.graph import iterate_in_graph
 from fixpoint.solvers.loop.norms import Norm, Tolerance
 
 __all__ = [
@@ -236,7 +238,8 @@ class IterativeSolver(Solver):
         record: "residual" keeps each sample's residual after each update, "iterates" the states
             too; see `Trace`.
         check_every: measure the residual, and let the host read it, only at each n-th update; a
-            sample then ends at one of these. Under grad mode, and with `record`, it is 1.
+            sample then ends at one of these. Under grad mode, with `record`, and in a graph of
+            torch.compile, it is 1.
 
     Raises:
         ValueError: a value is out of range, or `record` is unknown.
@@ -277,6 +280,17 @@ class IterativeSolver(Solver):
     """z and phi(z) where a solve began that this one continues; they tell what has run away."""
     state_has_rows = True
     """Whether each tensor of the state has a row for each sample, (B, ...)."""
+    has_fixed_form = False
+    """Whether `init_fixed` and `update_fixed` are those of its `update`; noted for each class."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        names = [
+            name for kind in cls.__mro__ for name in ("init_fixed", "update") if name in vars(kind)
+        ]
+        cls.has_fixed_form = (
+            cls.init_fixed is not IterativeSolver.init_fixed and names[0] == "init_fixed"
+        )
 
     @property
     def may_sync(self) -> bool:
@@ -293,8 +307,11 @@ class IterativeSolver(Solver):
 
     @property
     def compiles(self) -> bool:
-        """Whether a number of steps is fixed and phi not differentiated."""
-        return not (self.has_tolerance or self.needs_derivatives or self.record is not None)
+        """Whether phi is not differentiated, nothing recorded, and a solve to a tolerance has a
+        state of fixed shape."""
+        if self.needs_derivatives or self.record is not None:
+            return False
+        return self.has_fixed_form or not self.has_tolerance
 
     def init(self, z: Tensor, t: int | None) -> Any:
         """State before the first update; z is (B, D), t the time index of a sequence."""
@@ -352,6 +369,8 @@ class IterativeSolver(Solver):
         track_from: int = 0,
         derivatives: Derivatives | None = None,
     ) -> Solution:
+        if self.has_tolerance and torch.compiler.is_compiling():
+            return iterate_in_graph(self, phi, z, t)
         return self.run_with_state(phi, z, t, track_from=track_from, derivatives=derivatives)[0]
 
     def run_with_state(

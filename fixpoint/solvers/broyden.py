@@ -165,6 +165,11 @@ class Broyden(IterativeSolver):
             raise ValueError(f"growth must be > 0; got {growth}")
         self.growth = growth
 
+    @property
+    def compiles(self) -> bool:
+        """As of other solvers; a solve to a tolerance needs its memory."""
+        return super().compiles and (self.memory is not None or not self.has_tolerance)
+
     def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> BroydenState:
         if self.memory is None:
             raise ValueError(

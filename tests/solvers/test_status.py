@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from fixpoint import SOLVERS, FixedPoint, Implicit, Result, Stall, make_solver, solve
+from fixpoint import (
+    SOLVERS,
+    FixedPoint,
+    Implicit,
+    Phantom,
+    Result,
+    Stall,
+    Unrolled,
+    make_solver,
+    solve,
+)
 from fixpoint.solvers.loop.course import Course
 from fixpoint.solvers.loop.norms import Norms
 
@@ -220,14 +230,53 @@ def test_memory_does_not_grow_with_updates():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_vmap_with_a_tolerance_is_refused(name):
-    x, solver = torch.zeros(4, 3, 2), make_solver(name)
-    with pytest.raises(
-        RuntimeError, match=r"vmap cannot pass through a solve to a tolerance.*batch"
-    ):
-        torch.func.vmap(lambda z: solve(torch.cos, z, solver).z)(x)
-    with pytest.raises(RuntimeError, match="vmap cannot pass through a solve to a tolerance"):
-        torch.func.vmap(lambda x: solve(lambda z: 0.5 * z + x, x.new_zeros(3, 2), solver).z)(x)
+def test_the_axis_of_vmap_becomes_rows(name):
+    """Of z0, and of a tensor that phi closes over."""
+    x, solver = torch.linspace(0, 1, 24).view(4, 3, 2), make_solver(name)
+
+    def by_input(x):
+        solution = solve(lambda z: 0.5 * torch.cos(z) + x, x.new_zeros(3, 2), solver)
+        return solution.z, solution.result, solution.iterations
+
+    z, result, iterations = torch.func.vmap(by_input)(x)
+    rows = solve(lambda z: 0.5 * torch.cos(z) + x.view(12, 2), torch.zeros(12, 2), solver)
+    assert torch.allclose(z.view(12, 2), rows.z, atol=1e-6)
+    assert torch.equal(result.view(12), rows.result)
+    assert torch.equal(iterations.view(12), rows.iterations)
+    z = torch.func.vmap(lambda z: solve(torch.cos, z, solver).z)(x)
+    assert torch.allclose(z, torch.full_like(z, 0.7390851), atol=1e-5)
+
+
+def test_vmap_through_the_updates_of_a_solve_to_a_tolerance_is_refused():
+    layer, x = FixedPoint(make_solver("anderson"), Unrolled()), torch.zeros(4, 3, 2)
+    with pytest.raises(RuntimeError, match=r"vmap cannot pass through the updates of.*Implicit"):
+        torch.func.vmap(lambda z: layer(torch.cos, z).z)(x)
+
+
+@pytest.mark.parametrize(
+    "backward", [None, Implicit(), Phantom()], ids=["solve", "implicit", "phantom"]
+)
+def test_an_ensemble_solves_all_its_members_at_once(backward):
+    torch.manual_seed(0)
+    members, x = [torch.nn.Linear(3, 3) for _ in range(4)], torch.randn(5, 3)
+    weights, _ = torch.func.stack_module_state(members)
+
+    def state(weights, x):
+        def phi(z):
+            return 0.5 * torch.tanh(torch.func.functional_call(members[0], weights, z) + x)
+
+        z0 = torch.zeros_like(x)
+        return solve(phi, z0).z if backward is None else FixedPoint("anderson", backward)(phi, z0).z
+
+    found = torch.func.vmap(state, (0, None))(weights, x)
+    each = torch.stack([state(dict(member.named_parameters()), x) for member in members])
+    assert torch.allclose(found, each, atol=1e-5)
+    if backward is not None:
+        found.square().sum().backward()
+        each.square().sum().backward()
+        for i, member in enumerate(members):
+            for name, parameter in member.named_parameters():
+                assert torch.allclose(weights[name].grad[i], parameter.grad, rtol=1e-3, atol=1e-4)
 
 
 def test_the_default_absolute_tolerance_follows_rtol():

@@ -54,8 +54,8 @@ def fused_trajectory(
 
     torch.compile leaves it out of its graph as a whole, not each time step's solve.
     """
-    compiling = torch.compiler.is_compiling() and not is_exporting()
-    if compiling and not fixed_point.backward.compiles(fixed_point.solver):
+    whole = fixed_point.solver.has_tolerance or not fixed_point.compiles
+    if whole and torch.compiler.is_compiling() and not is_exporting():
         return outside_graph(_fused_trajectory, phi, fixed_point, method, x, h0)
     return _fused_trajectory(phi, fixed_point, method, x, h0)
 

@@ -24,8 +24,9 @@ from fixpoint.solvers.loop.watch import Record, Settling
 from fixpoint.solvers.loop.whole import RowNorms, as_one, derivatives_as_one, join
 
 VMAP = (
-    "torch.func.vmap cannot pass through a solve to a tolerance, whose end depends on values: make "
-    "its axis the batch axis of z0, or solve with a fixed number of steps (rtol = atol = 0)"
+    "torch.func.vmap cannot pass through the updates of a solve to a tolerance, whose end depends "
+    "on values: use Implicit() or Phantom(), make its axis the batch axis of z0, or solve with a "
+    "fixed number of steps (rtol = atol = 0)"
 )
 
 

@@ -48,16 +48,18 @@ def iterate_in_graph(
     z0: Tensor,
     t: int | None = None,
     *,
+    tolerance: Tolerance | None = None,
     differentiates: bool = False,
 ) -> Solution:
-    """The solution from z0, (B, D), to the solver's tolerance, without gradient.
+    """The solution from z0, (B, D), to a tolerance, without gradient.
 
     Args:
+        tolerance: that of the solver if not given; no compiler makes a copy of a solver.
         differentiates: whether phi is made of derivatives, which are traced in loops alone.
     """
     keep_buffers_apart()
     z0 = z0.detach()
-    norms = Norms(z0, solver.tolerance, getattr(phi, "columns", ())).on(z0.device)
+    norms = Norms(z0, tolerance or solver.tolerance, getattr(phi, "columns", ())).on(z0.device)
     step = _Step(solver, phi, norms)
     z = own(z0)
     fz = _evaluate_once(phi, z) if differentiates else phi(z)
@@ -135,7 +137,7 @@ class _Step:
         return status._replace(
             floor_checks=torch.where(looks, ended.floor_checks, status.floor_checks),
             stall=torch.where(looks, ended.stall, status.stall),
-            active=torch.where(looks, ended.active, status.active),
+            active=status.active & (ended.active | ~looks),
         )
 
     def solution(self, end: Carried) -> Solution:
