@@ -110,6 +110,8 @@ def run_layer(layer, device, dtype=torch.float32):
     return [v.detach().double().cpu() for v in (output, *gradients)]
 
 
+# Some samples of "fixed eta" miss its tolerance.
+@pytest.mark.filterwarnings("ignore::fixpoint.ConvergenceWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_equals_its_reference_on_the_cpu(name, device):
     torch.manual_seed(0)

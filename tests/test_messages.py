@@ -73,7 +73,14 @@ def test_a_key_of_a_recipe_is_answered_too():
 
 
 def test_help_shows_the_signature():
-    assert list(inspect.signature(solve).parameters) == ["phi", "z0", "solver", "t", "batched"]
+    assert list(inspect.signature(solve).parameters) == [
+        "phi",
+        "z0",
+        "solver",
+        "t",
+        "batched",
+        "has_aux",
+    ]
     assert list(inspect.signature(Phantom).parameters) == ["steps", "beta", "value", "failed"]
     assert "backward" in inspect.signature(FixedPoint).parameters
 

@@ -12,6 +12,10 @@ from fixpoint.training.commands.single_run import train_recipe
 from fixpoint.training.engine.model_factory import resolved
 
 
+# Two updates do not reach the tolerance of "anderson".
+pytestmark = pytest.mark.filterwarnings("ignore::fixpoint.ConvergenceWarning")
+
+
 def run(*arguments):
     return CliRunner().invoke(app, ["export", *map(str, arguments)])
 

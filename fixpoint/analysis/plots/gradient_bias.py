@@ -9,7 +9,7 @@ from fixpoint.analysis.plots.style import COLORS, panel
 
 
 def plot_gradient_bias(bias: GradientBias, axes: Axes | None = None) -> Axes:
-    """Cosine with the exact gradient and relative size of each cheap one.
+    """Plot the cosine with the exact gradient and relative size of each cheap one.
 
     Args:
         bias: of `gradient_bias`.
