@@ -11,7 +11,6 @@ from fixpoint.training import Recipe
 from fixpoint.training.commands.single_run import train_recipe
 from fixpoint.training.engine.model_factory import resolved
 
-
 # Two updates do not reach the tolerance of "anderson".
 pytestmark = pytest.mark.filterwarnings("ignore::fixpoint.ConvergenceWarning")
 
