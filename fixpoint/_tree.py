@@ -81,7 +81,7 @@ class Packing:
             return matrix
         parts, rows = matrix.split(self.columns, dim=1), matrix.shape[: int(self.batched)]
         leaves = [
-            (_as_complex(part) if dtype.is_complex else part).reshape(*rows, *shape)
+            (_as_complex(part) if dtype.is_complex else part).reshape((*rows, *shape))
             for part, shape, dtype in zip(parts, self.features, self.dtypes, strict=True)
         ]
         return tree_unflatten(leaves, self.structure)

@@ -39,6 +39,8 @@ def some_failed(result: Tensor) -> bool:
 
 def some_lost(solution: Solution) -> bool:
     """Whether a sample is NONFINITE; not looked for while a CUDA graph is captured."""
+    if not has_values(solution.result):
+        return False
     if solution.result.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     return bool((stored(solution.result) == Result.NONFINITE.value).any())

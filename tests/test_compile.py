@@ -23,9 +23,6 @@ from fixpoint import (
 from fixpoint.models import DEQ, ERNN
 from fixpoint.models.ops.common.dispatch import has_numba
 
-# torch's own, where it traces an `autograd.Function`
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-
 
 def has_cxx():
     return shutil.which("g++") is not None or shutil.which("clang++") is not None

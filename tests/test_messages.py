@@ -81,7 +81,7 @@ def test_help_shows_the_signature():
         "batched",
         "has_aux",
     ]
-    assert list(inspect.signature(Phantom).parameters) == ["steps", "beta", "value", "failed"]
+    assert list(inspect.signature(Phantom).parameters) == ["steps", "beta", "failed", "value"]
     assert "backward" in inspect.signature(FixedPoint).parameters
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fixpoint._torch import (
     autocast_enabled,
+    has_values,
     inside_dispatch_mode,
     is_exporting,
     outside_graph,
@@ -75,6 +76,8 @@ def _fused_trajectory(
 def _run(
     weights: SelfFeedback, fixed_point: FixedPoint, method: Method, x: Tensor, h0: Tensor
 ) -> tuple[str | None, Trajectory | None]:
+    if not has_values(x):
+        return "when a solve ends depends on values, and x has none", None
     x, h0, good = mask_nonfinite(x, h0)
     inputs = Inputs(x, weights.W, weights.b, weights.U, weights.V, h0)
     closer = not x.is_cpu or inside_dispatch_mode() or needs_a_closer_look(x.dtype, inputs)

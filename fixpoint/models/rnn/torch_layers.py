@@ -105,11 +105,10 @@ class GRU(_Fused, nn.GRU):
     Args:
         implementation: "auto", "fused", which raises with the reason where the fused path does not
             apply, or "reference", torch's own.
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device,
-            dtype: see torch.nn.GRU.
+        options: all others are those of torch.nn.GRU, with its defaults.
 
     Source: Cho et al. (2014), Learning phrase representations using RNN encoder-decoder for
-        statistical machine translation.
+    statistical machine translation.
 
     Example:
         >>> import torch
@@ -160,8 +159,7 @@ class LSTM(_Fused, nn.LSTM):
 
     Args:
         implementation: see `GRU`.
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
-            device, dtype: see torch.nn.LSTM.
+        options: all others are those of torch.nn.LSTM, with its defaults.
 
     Source: Hochreiter, Schmidhuber (1997), Long short-term memory.
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from fixpoint._torch import has_values
 from fixpoint.backward import Implicit, Unrolled
 from fixpoint.models.ops.common import dispatch as op
 from fixpoint.models.ops.common.autograd import differentiable_gradients, only_needed
@@ -71,8 +70,6 @@ def unsupported(*, activation: str, **tensors: Tensor | None) -> str | None:
         return "it cannot be compiled"
     if reason := op.unsupported_reason(tensors, activation, kernel="equilibrium"):
         return reason
-    if not all(has_values(v) for v in tensors.values() if v is not None):
-        return "when a solve ends depends on values, and a tensor has none"
     V = tensors["V"]
     if V is not None and V.is_cuda and V.dtype != torch.float32:
         return f"it takes float32 on a CUDA device and V is {V.dtype}"
