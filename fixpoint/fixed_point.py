@@ -241,9 +241,7 @@ class FixedPoint(nn.Module):
         packing = Packing(z0, batched=batched, name=self.map_name)
         packed: MatrixMap = packing.wrap(split_aux(phi, self.map_name) if has_aux else phi)
         solution, packed = self._run(solver, packed, packing.start(z0), t)
-        if solver.has_tolerance and torch.compiler.is_compiling():
-            solution = self._after_failures_in_graph(solution)
-        elif solver.has_tolerance:
+        if solver.has_tolerance:
             solution = self._after_failures(solution, packed, packing)
         # In memory of its own: it may be z0, or a tensor that phi returned and keeps.
         solution = replace(solution, z=packing.unpack(solution.z.clone()))
@@ -255,15 +253,10 @@ class FixedPoint(nn.Module):
         """The differentiable solution, and the map whose fixed point it is."""
         return self.backward.solve(solver, phi, z, t), phi
 
-    def _after_failures_in_graph(self, solution: Solution) -> Solution:
-        """The same where no value can be read: nothing is said."""
-        if self.failed == "keep" or not torch.is_grad_enabled():
-            return solution
-        rows, z = has_failed(solution.result)[:, None], solution.z
-        return replace(solution, z=torch.where(rows, z.detach(), z))
-
     def _after_failures(self, solution: Solution, phi: MatrixMap, packing: Packing) -> Solution:
         """The solution with the gradient that samples have which did not converge."""
+        if torch.compiler.is_compiling():  # no value can be read, so nothing is said
+            return with_failed_rows(solution, phi, self.failed)
         if not some_failed(solution.result):
             return solution
         if self.failed == "raise":
