@@ -13,7 +13,7 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution, Trace
 from fixpoint.solvers._rowwise import choose_rows
 from fixpoint.solvers.loop import rules
-from fixpoint.solvers.loop.norms import Norms, Tolerance
+from fixpoint.solvers.loop.norms import LoopOptions, Norms
 from fixpoint.solvers.loop.rules import Measures, Rules, Status
 
 CHANGED = (
@@ -22,21 +22,12 @@ CHANGED = (
 )
 
 
-class CourseOptions(Protocol):
+class CourseOptions(LoopOptions, Protocol):
     """What a course needs of a solver; see `IterativeSolver`."""
 
     record: Literal["residual", "iterates"] | None
     check_every: int
     origin: tuple[Tensor, Tensor] | None
-
-    @property
-    def keeps_best(self) -> bool: ...
-    @property
-    def backtracks(self) -> bool: ...
-    @property
-    def restarts(self) -> bool: ...
-    @property
-    def tolerance(self) -> Tolerance: ...
 
 
 class Course:

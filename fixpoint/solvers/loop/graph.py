@@ -15,25 +15,16 @@ from fixpoint._torch import keep_buffers_apart, tree_flatten, tree_unflatten, wh
 from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Solution
 from fixpoint.solvers.loop import rules
-from fixpoint.solvers.loop.norms import Norms, Tolerance
+from fixpoint.solvers.loop.norms import LoopOptions, Norms, Tolerance
 from fixpoint.solvers.loop.rules import Measures, Rules, Status
 
 Carried = tuple[Tensor, ...]
 
 
-class GraphIteration(Protocol):
+class GraphIteration(LoopOptions, Protocol):
     """What a loop in a graph needs of a solver; see `IterativeSolver`."""
 
     max_iter: int
-
-    @property
-    def keeps_best(self) -> bool: ...
-    @property
-    def backtracks(self) -> bool: ...
-    @property
-    def restarts(self) -> bool: ...
-    @property
-    def tolerance(self) -> Tolerance: ...
 
     def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> Any: ...
 

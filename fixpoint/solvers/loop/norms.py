@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -151,3 +151,16 @@ def resolution(z: Tensor) -> float:
 def smallest_safe_norm(dtype: torch.dtype) -> float:
     """Least 2-norm whose square keeps all its digits in this dtype."""
     return math.sqrt(torch.finfo(dtype).tiny / torch.finfo(dtype).eps)
+
+
+class LoopOptions(Protocol):
+    """What any loop, on the host or in a graph, asks of a solver; see `IterativeSolver`."""
+
+    @property
+    def keeps_best(self) -> bool: ...
+    @property
+    def backtracks(self) -> bool: ...
+    @property
+    def restarts(self) -> bool: ...
+    @property
+    def tolerance(self) -> Tolerance: ...
