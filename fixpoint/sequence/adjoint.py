@@ -1,23 +1,16 @@
-"""The gradient of a sequence: lambda_t = g_t + J_{t+1}^T lambda_{t+1}, whatever found its states.
-
-Differentiable again by the same rule, as the adjoint of an equilibrium is.
-"""
+"""How the gradient of a sequence is solved for: lambda_t = g_t + J_{t+1}^T lambda_{t+1}."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
-from torch import Tensor
 
 from fixpoint._validation import at_least, non_negative
-from fixpoint.captured import captured_tensors, stop_gradient_at
-from fixpoint.failure import NonConvergenceHandler, OnFailure
-from fixpoint.sequence.iteration import Tolerance, iterate_linear, rounding_tolerance
+from fixpoint.backward import Implicit
+from fixpoint.failure import OnFailure
 from fixpoint.sequence.jacobians import SequenceJacobian
+from fixpoint.sequence.parallel import ParallelTime, rounding_tolerance
 from fixpoint.sequence.recurrence import Recurrence
-from fixpoint.sequence.sequential import sequential_adjoint, sequential_tangent
-from fixpoint.solution import Result, Solution
+from fixpoint.solution import Solution
 
 
 class SequenceAdjoint:
@@ -53,152 +46,21 @@ class SequenceAdjoint:
     ) -> None:
         self.rtol = None if rtol is None else non_negative(rtol=rtol)
         self.max_iter = at_least(1, max_iter=max_iter)
-        self.handler = NonConvergenceHandler("the adjoint of the sequence", on_failure)
+        self.on_failure = on_failure
         self.solution: Solution | None = None
 
-    def tolerance(self, T: int, dtype: torch.dtype) -> Tolerance:
-        rtol = rounding_tolerance(T, dtype) if self.rtol is None else self.rtol
-        return Tolerance(rtol, torch.finfo(dtype).eps ** 2, self.max_iter)
+    def backward(self, recurrence: Recurrence, jacobian: SequenceJacobian) -> Implicit:
+        """Return the way to differentiate the solution of a recurrence."""
+        T, dtype = recurrence.shape[0], recurrence.h0.dtype
+        solver = ParallelTime(
+            recurrence,
+            jacobian.plain(),
+            note=self._note,
+            max_iter=self.max_iter,
+            rtol=rounding_tolerance(T, dtype) if self.rtol is None else self.rtol,
+            atol=torch.finfo(dtype).eps ** 2,
+        )
+        return Implicit(solver, on_failure=self.on_failure)
 
-    def finish(self, solution: Solution) -> None:
+    def _note(self, solution: Solution) -> None:
         self.solution = solution
-        self.handler.check(solution)
-
-
-def attach_gradient(
-    recurrence: Recurrence, H: Tensor, jacobian: SequenceJacobian, adjoint: SequenceAdjoint
-) -> Tensor:
-    """H, (T, B, n), as a differentiable function of all that the recurrence depends on."""
-    z = H.detach().requires_grad_()
-    F, outer = captured_tensors(recurrence.whole, z)
-    if not outer:
-        return H
-    return _Sequence.apply(_Problem(recurrence, z, F, jacobian.plain(), adjoint), F, *outer)
-
-
-class _Problem(NamedTuple):
-    """What the backward pass of one solve needs: z is the detached H, F = f(z) with its graph."""
-
-    recurrence: Recurrence
-    z: Tensor
-    F: Tensor
-    jacobian: SequenceJacobian
-    adjoint: SequenceAdjoint
-
-
-class _Sequence(torch.autograd.Function):
-    """H as a function of F = f(H), or of the tensors that f depends on."""
-
-    @staticmethod
-    def forward(ctx: Any, problem: _Problem, F: Tensor, *outer: Tensor) -> Tensor:
-        z = problem.z.detach().clone()
-        ctx.problem = problem
-        ctx.save_for_backward(z, *outer)
-        ctx.set_materialize_grads(False)
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        if g is None:
-            return (None,) * len(ctx.needs_input_grad)
-        problem: _Problem = ctx.problem
-        if not torch.is_grad_enabled():
-            u = _Linear(problem).solve(problem.F, problem.z, g)
-            return None, u, *(None for _ in ctx.needs_input_grad[2:])
-        z, *outer = ctx.saved_tensors
-        F = problem.recurrence.whole(z)
-        u = _Linear(problem).solve(F, z, g)
-        with stop_gradient_at([z, *outer]):
-            return None, None, *_vjp(F, outer, u)
-
-
-class _Linear:
-    """The linear recurrence u = J^T u + g at a trajectory, or with `tangent` e = J e + g."""
-
-    def __init__(self, problem: _Problem) -> None:
-        self.problem = problem
-        recurrence = problem.recurrence
-        with torch.no_grad():
-            start = recurrence.h0.detach().unsqueeze(0)
-            self.path = torch.cat([start, problem.z.detach()])
-            self.scan = problem.jacobian.linearize(recurrence, self.path).scan
-
-    def solve(self, F: Tensor, z: Tensor, g: Tensor, *, tangent: bool = False) -> Tensor:
-        """The solution for z -> F, or of z -> F the map u -> J^T u where `tangent`."""
-        # With max |g| = 1 neither tiny nor huge cotangents leave the range of the dtype.
-        size = g.detach().abs().amax((0, 2), keepdim=True)
-        unit = g / torch.where(size > 0, size, 1.0)
-
-        def linear_map(u: Tensor) -> Tensor:
-            (product,) = _vjp(F, [z], u)
-            return unit if product is None else product + unit
-
-        u = self._without_gradient(linear_map, unit.detach(), tangent)
-        if torch.is_grad_enabled():
-            u = u.requires_grad_()
-            psi, outer = captured_tensors(linear_map, u)
-            if outer:
-                u = _Again.apply(self, linear_map, psi, u, not tangent, *outer)
-        return u * size
-
-    def _without_gradient(self, linear_map: Any, g: Tensor, tangent: bool) -> Tensor:
-        precondition = self.scan.forward if tangent else self.scan.transposed
-        adjoint = self.problem.adjoint
-        solution = iterate_linear(linear_map, precondition, g, adjoint.tolerance(len(g), g.dtype))
-        lost = (solution.result != Result.CONVERGED).nonzero().flatten()
-        if len(lost):
-            run = sequential_tangent if tangent else sequential_adjoint
-            recurrence = self.problem.recurrence.select(lost)
-            exact = run(recurrence, self.path[:, lost], g[:, lost])
-            solution.z[:, lost] = exact
-            finite = exact.isfinite().all(2).all(0)
-            codes = torch.where(finite, int(Result.FALLBACK), int(Result.NONFINITE))
-            solution.result[lost] = codes.to(torch.int8)
-        adjoint.finish(solution)
-        return solution.z
-
-
-class _Again(torch.autograd.Function):
-    """The solution u of a linear recurrence as a function of the tensors it depends on."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        linear: _Linear,
-        map_of: Any,
-        psi: Tensor,
-        u: Tensor,
-        tangent: bool,
-        *outer: Tensor,
-    ) -> Tensor:
-        out = u.detach().clone()
-        ctx.linear, ctx.map_of, ctx.psi, ctx.u, ctx.tangent = linear, map_of, psi, u, tangent
-        ctx.save_for_backward(out, *outer)
-        ctx.set_materialize_grads(False)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        if g is None:
-            return (None,) * len(ctx.needs_input_grad)
-        if not torch.is_grad_enabled():
-            e = ctx.linear.solve(ctx.psi, ctx.u, g, tangent=ctx.tangent)
-            return None, None, e, *(None for _ in ctx.needs_input_grad[3:])
-        u, *outer = ctx.saved_tensors
-        psi = ctx.map_of(u)
-        e = ctx.linear.solve(psi, u, g, tangent=ctx.tangent)
-        with stop_gradient_at([u, *outer]):
-            return None, None, None, None, None, *_vjp(psi, outer, e)
-
-
-def _vjp(F: Tensor, inputs: list[Tensor], u: Tensor) -> tuple[Tensor | None, ...]:
-    if not F.requires_grad:
-        return (None,) * len(inputs)
-    return torch.autograd.grad(
-        F,
-        inputs,
-        u,
-        retain_graph=True,
-        create_graph=torch.is_grad_enabled(),
-        allow_unused=True,
-    )

@@ -103,24 +103,27 @@ class LeakyJacobian(SequenceJacobian):
 
     def linearize(self, recurrence: Recurrence, path: Tensor) -> Linearization:
         return Linearization(
-            recurrence.evaluate(path[1:], path[:-1]), self._scan_like(recurrence, path)
+            recurrence.evaluate(path[1:], path[:-1]), self._scan_of(recurrence, path)
         )
 
     def window(self, times: slice) -> LeakyJacobian:
         return self if self.decay.dim() == 0 else LeakyJacobian(self.decay[times])
 
-    def _scan_like(self, recurrence: Recurrence, path: Tensor) -> ScalarScan:
+    def _scan_of(self, recurrence: Recurrence, path: Tensor) -> ScalarScan:
         if recurrence.joint:
             raise ValueError(
                 'a leaky or identity Jacobian belongs to h = f(h_prev, x): use "zero", "diagonal" '
                 'or "dense" for an equilibrium'
             )
-        T = len(path) - 1
+        return self.scan(len(path) - 1, path)
+
+    def scan(self, T: int, like: Tensor) -> ScalarScan:
+        """The scan of T steps, in the dtype and on the device of a tensor."""
         if self.decay.dim() and len(self.decay) != T:
             raise ValueError(f"decay must have T = {T} entries; got {len(self.decay)}")
         scan = self._scan
-        if scan is None or len(scan.a) != T or scan.a.dtype != path.dtype:
-            decay = self.decay.to(path.dtype).to(path.device)
+        if scan is None or len(scan.a) != T or scan.a.dtype != like.dtype:
+            decay = self.decay.to(like.dtype).to(like.device)
             self._scan = scan = ScalarScan(decay.expand(T))
         return scan
 

@@ -50,11 +50,19 @@ class Recurrence(NamedTuple):
     def evaluate(self, h: Tensor, h_prev: Tensor) -> Tensor:
         """f of all T B rows in one call, (T, B, n), from h and h_prev, (T, B, n)."""
         step = self.step_at(self.flat_x())
-        return step(h.flatten(0, 1), h_prev.flatten(0, 1)).view(h.shape)
+        return step(h.flatten(0, 1), h_prev.flatten(0, 1)).reshape(h.shape)
 
-    def whole(self, H: Tensor) -> Tensor:
-        """H -> f(H) for H = (h_1 .. h_T), (T, B, n): its fixed point is the sequence."""
-        return self.evaluate(H, torch.cat([self.h0.unsqueeze(0), H[:-1]]))
+    def of_rows(self, z: Tensor) -> Tensor:
+        """f of all states (h_1 .. h_T) of each sample, (B, T n): its fixed point is the sequence."""
+        T, B, n = self.shape
+        H = z.view(B, T, n).transpose(0, 1)
+        F = self.evaluate(H, torch.cat([self.h0.unsqueeze(0), H[:-1]]))
+        return F.transpose(0, 1).reshape(z.shape)
+
+    def make_what_is_kept(self) -> None:
+        """Evaluate f once, with gradient: what it makes once and keeps has its graph then."""
+        x = _map(lambda leaf: leaf[0], self.x)
+        self.step_at(x)(self.h0.detach(), self.h0.detach())
 
     def steps(self) -> list[RowMap]:
         """The map of rows (h, h_prev) at each t."""

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fixpoint._torch import carries_tangents
+from fixpoint._roots import Known
+from fixpoint._torch import inside_forward_mode
 from fixpoint._tree import Tree
 from fixpoint._validation import at_least, names_options, non_negative
-from fixpoint.sequence.adjoint import SequenceAdjoint, attach_gradient
-from fixpoint.sequence.iteration import Tolerance, iterate, rounding_tolerance
+from fixpoint.sequence.adjoint import SequenceAdjoint
 from fixpoint.sequence.jacobians import SequenceJacobian, make_jacobian
+from fixpoint.sequence.parallel import ParallelTime, as_rows, as_states, rounding_tolerance
 from fixpoint.sequence.recurrence import Recurrence, Step, make_recurrence
 from fixpoint.sequence.sequential import sequential_states
-from fixpoint.solution import Result, Solution
+from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Solver, make_solver
 
 Fallback = Literal["sequential"] | None
+CONTIGUOUS = torch.contiguous_format
+
+
+class Tolerance(NamedTuple):
+    """When a sample is done; rtol = atol = 0 makes exactly max_iter updates."""
+
+    rtol: float
+    atol: float
+    max_iter: int
+
+    @property
+    def is_set(self) -> bool:
+        return self.rtol > 0 or self.atol > 0
 
 
 @names_options
@@ -48,7 +62,7 @@ def solve_sequence(
 
     It pays for steps of many small operations and sequences over about 100 steps; a fused
     recurrence (`fixpoint.models`) is faster on the CPU. A sample that does not converge, turns
-    non-finite or grows twice in a row is solved step by step: `FALLBACK`, its states are right.
+    non-finite or runs away is solved step by step: `FALLBACK`, its states are right.
 
     Args:
         f: (h_prev, x) -> h on any number of rows, (R, n) and (R, ...); each row on its own.
@@ -150,11 +164,6 @@ def _solve(
     solver: Solver | None,
 ) -> Solution:
     T, B, n = recurrence.shape
-    if carries_tangents():
-        raise RuntimeError(
-            "all time steps at once have derivatives in reverse mode alone, of torch.autograd: "
-            "under torch.func and in forward mode take one step after the other"
-        )
     if start is not None and start.shape != (T, B, n):
         raise ValueError(f"start must be (T, B, n) = {(T, B, n)}; got {tuple(start.shape)}")
     if fallback not in ("sequential", None):
@@ -187,33 +196,61 @@ def _solve_window(
     fallback: Fallback,
     solver: Solver | None,
 ) -> Solution:
-    solution = iterate(recurrence, jacobian, tolerance, start)
+    T = recurrence.shape[0]
+    parallel = ParallelTime(recurrence, jacobian, **tolerance._asdict())
+    H0 = recurrence.h0.detach().expand(recurrence.shape) if start is None else start
+    z0 = as_rows(H0)
+    if inside_forward_mode():
+        backward = adjoint.backward(recurrence, jacobian)
+        solution = backward.solve(parallel, recurrence.of_rows, z0, None)
+        return replace(solution, z=as_states(solution.z, T).contiguous())
+    if torch.is_grad_enabled():
+        recurrence.make_what_is_kept()
+    solution = parallel.solve_states(z0)
     if fallback is not None and tolerance.is_set:
         solution = _fall_back(recurrence, solution, solver)
-    if not torch.is_grad_enabled():
-        return solution
-    good = (solution.result != Result.NONFINITE).nonzero().flatten()
-    if len(good) == len(solution.result):
-        return replace(solution, z=attach_gradient(recurrence, solution.z, jacobian, adjoint))
-    # A sample that is not finite has no part in any gradient: 0 times NaN is NaN.
-    part = attach_gradient(recurrence.select(good), solution.z[:, good], jacobian, adjoint)
-    return replace(solution, z=solution.z.index_copy(1, good, part))
+    if torch.is_grad_enabled():
+        solution = _with_gradient(recurrence, jacobian, solution, adjoint, parallel)
+    return replace(solution, z=as_states(solution.z, T).clone(memory_format=CONTIGUOUS))
+
+
+def _with_gradient(
+    recurrence: Recurrence,
+    jacobian: SequenceJacobian,
+    solution: Solution,
+    adjoint: SequenceAdjoint,
+    parallel: ParallelTime,
+) -> Solution:
+    """The solution as a function of all that the recurrence depends on.
+
+    A sample that failed has no part in any gradient: 0 times NaN is NaN.
+    """
+    failed = has_failed(solution.result)
+    good = None if not bool(failed.any()) else (~failed).nonzero().flatten()
+    part = solution
+    if good is not None:
+        recurrence = recurrence.select(good)
+        part = replace(solution, z=solution.z[good], result=solution.result[good])
+    backward = adjoint.backward(recurrence, jacobian)
+    known = Known(parallel, part)
+    z = backward.solve(known, recurrence.of_rows, part.z, None).z
+    return replace(solution, z=z if good is None else solution.z.index_copy(0, good, z))
 
 
 def _fall_back(recurrence: Recurrence, solution: Solution, solver: Solver | None) -> Solution:
     """The solution with its failed samples solved step by step."""
-    failed = (solution.result != Result.CONVERGED).nonzero().flatten()
+    failed = has_failed(solution.result).nonzero().flatten()
     if not len(failed):
         return solution
     states, inner = sequential_states(recurrence.select(failed), solver)
     z, result, residual = solution.z, solution.result, solution.residual
-    z[:, failed] = states
+    z[failed] = as_rows(states)
     finite = states.isfinite().all(2).all(0)
     code = torch.where(inner > Result.FIXED_STEPS, inner, int(Result.FALLBACK))
     result[failed] = torch.where(finite, code, int(Result.NONFINITE)).to(result.dtype)
     if residual is not None:
         residual[failed] = torch.where(finite, 0.0, torch.inf).to(residual.dtype)
-    return replace(solution, evaluations=solution.evaluations + len(states))
+    return replace(solution, stall=None, evaluations=solution.evaluations + len(states))
 
 
 def _joined(parts: list[Solution]) -> Solution:

@@ -60,10 +60,15 @@ class Problem(NamedTuple):
     track_from: int = 0
 
 
-def iterate(solver: Iteration, problem: Problem, z: Tensor) -> tuple[Solution, Any]:
+def iterate(
+    solver: Iteration, problem: Problem, z: Tensor, norms: Norms | None = None
+) -> tuple[Solution, Any]:
     """The solution from z, (B, D), and the solver's last state.
 
     Under grad mode the updates from number `track_from` on are differentiable.
+
+    Args:
+        norms: by which the tolerance is reached; None takes those of the solver.
     """
     tracking, columns = torch.is_grad_enabled(), getattr(problem.phi, "columns", ())
     with torch.set_grad_enabled(tracking and problem.track_from <= 0):
@@ -71,7 +76,7 @@ def iterate(solver: Iteration, problem: Problem, z: Tensor) -> tuple[Solution, A
             return make_updates(solver, problem, z, tracking, Record(solver, z, columns))
         if not has_values(z):
             return _without_values(problem.phi(z)), None
-        norms = Norms(z, solver.tolerance, columns)
+        norms = norms or Norms(z, solver.tolerance, columns)
         return _to_tolerance(solver, problem, z, tracking, norms, solver.max_iter)
 
 

@@ -131,10 +131,13 @@ class Norms:
             sizes = np.where(exact, sizes, self._read(states, self.wide, flags))
         return sizes
 
+    def _sizes(self, states: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        return [self.size(x, dtype) for x in states]
+
     def _read(
         self, states: Sequence[Tensor], dtype: torch.dtype, flags: Tensor | None
     ) -> np.ndarray:
-        sizes = [self.size(x, dtype) for x in states]
+        sizes = self._sizes(states, dtype)
         if flags is not None:
             sizes.append(flags.view(-1, *(1,) * (sizes[0].dim() - 1)).to(dtype).expand_as(sizes[0]))
         return to_host(torch.stack(sizes)).astype(np.float64)

@@ -1,0 +1,184 @@
+"""All states of a sequence at once as one fixed point: its map, its norms and its solver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fixpoint.backward._linear import LinearDerivatives
+from fixpoint.derivatives import Derivatives, MatrixMap
+from fixpoint.sequence.affine_scan import AffineScan, ZeroScan
+from fixpoint.sequence.jacobians import LeakyJacobian, SequenceJacobian
+from fixpoint.sequence.recurrence import Recurrence
+from fixpoint.sequence.sequential import sequential_adjoint, sequential_tangent
+from fixpoint.solution import Result, Solution, has_failed
+from fixpoint.solvers import Picard
+from fixpoint.solvers.loop.eager import Problem, iterate
+from fixpoint.solvers.loop.norms import Norms, Tolerance
+
+Scan = Callable[[Tensor], Tensor]
+"""r -> delta, (T, B, n) each."""
+
+
+def rounding_tolerance(T: int, dtype: torch.dtype) -> float:
+    """Return the relative tolerance just above the rounding of T steps, which adds up as sqrt(T)."""
+    return torch.finfo(dtype).eps * (8 + T**0.5 / 2)
+
+
+def as_rows(H: Tensor) -> Tensor:
+    """Return the states (T, B, n) as one row of T n numbers for each sample, (B, T n)."""
+    return H.transpose(0, 1).reshape(H.shape[1], len(H) * H.shape[2])
+
+
+def as_states(z: Tensor, T: int) -> Tensor:
+    """Return rows (B, T n) as states (T, B, n)."""
+    return z.view(len(z), T, z.shape[1] // T).transpose(0, 1)
+
+
+class StepNorms(Norms):
+    """Norms by which each time step reaches the tolerance by itself.
+
+    The residual of a sample is the largest over t of |r_t| / (atol + rtol |h_t|), in units of the
+    largest |h_t|, which is its size.
+
+    Args:
+        z: rows, (B, T n).
+        tolerance: of the solver.
+        T: time steps.
+    """
+
+    def __init__(self, z: Tensor, tolerance: Tolerance, T: int) -> None:
+        super().__init__(z, tolerance, (z.shape[1] // T,))
+        self.T = T
+
+    def size(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return self._of_steps(x, dtype).amax(1)
+
+    def _of_steps(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.linalg.vector_norm(x.view(len(x), self.T, x.shape[1] // self.T), dim=2, dtype=dtype)
+
+    def _sizes(self, states: Any, dtype: torch.dtype) -> list[Tensor]:
+        r, fz, *others = states
+        size = self._of_steps(fz, dtype)
+        largest, tiny = size.amax(1), torch.finfo(dtype).tiny
+        ratio = self._of_steps(r, dtype) / (size * self.rtol + self.atol).clamp_min_(tiny)
+        residual = ratio.amax(1) * (largest * self.rtol + self.atol)
+        return [residual, largest, *(self.size(x, dtype) for x in others)]
+
+
+class ParallelTime(Picard):
+    """Solves z = f(z) for the states of all time steps by z <- z + S (f(z) - z), S a scan over time.
+
+    S stands for (I - J)^-1, J the Jacobian of f, strictly below the diagonal in time but for a joint
+    equilibrium: h_1 .. h_i are exact after i updates, whatever S is. Where the solver is given the
+    linear problem of a derivative, S is the scan at its solution, or its transpose; samples that
+    do not converge there are solved step by step.
+
+    Args:
+        recurrence: of T steps.
+        jacobian: gives S.
+        note: takes the `Solution` of each linear problem.
+        max_iter, rtol, atol: as for `solve_sequence`.
+    """
+
+    def __init__(
+        self,
+        recurrence: Recurrence,
+        jacobian: SequenceJacobian,
+        *,
+        note: Callable[[Solution], None] | None = None,
+        max_iter: int = 100,
+        rtol: float = 1e-5,
+        atol: float = 0.0,
+    ) -> None:
+        super().__init__(max_iter=max_iter, rtol=rtol, atol=atol)
+        self.recurrence, self.jacobian, self.note = recurrence, jacobian, note
+
+    @property
+    def T(self) -> int:
+        return self.recurrence.shape[0]
+
+    def solve_states(self, z: Tensor) -> Solution:
+        """Return the solution of the recurrence from rows z, (B, T n), without gradient."""
+        h0 = self.recurrence.h0.detach().unsqueeze(0)
+        products = 0
+
+        def updated(z: Tensor) -> Tensor:
+            nonlocal products
+            H = as_states(z, self.T)
+            F, scan, made = self.jacobian.linearize(self.recurrence, torch.cat([h0, H]))
+            products += made
+            return z + as_rows(scan.forward(F - H))
+
+        with torch.no_grad():
+            solution = self._iterate(updated, z)
+        return replace(solution, products=products)
+
+    def run(
+        self,
+        phi: MatrixMap,
+        z: Tensor,
+        t: int | None = None,
+        *,
+        track_from: int = 0,
+        derivatives: Derivatives | None = None,
+    ) -> Solution:
+        if isinstance(derivatives, LinearDerivatives) and derivatives.at is not None:
+            return self._solve_linear(phi, z, derivatives)
+        # In torch.func rows are those of several instances, and f has no values to linearize at.
+        leaky = derivatives is None and self.note is None
+        scan = self._scan_of_any_rows() if leaky else ZeroScan()
+        exact = self.with_updates(max(self.max_iter, self.T))
+        return exact._iterate(self._preconditioned(phi, scan.forward), z)
+
+    def with_updates(self, max_iter: int) -> ParallelTime:
+        """Return the solver with another bound of the updates."""
+        return ParallelTime(
+            self.recurrence,
+            self.jacobian,
+            note=self.note,
+            max_iter=max_iter,
+            rtol=self.rtol,
+            atol=self.atol,
+        )
+
+    def _scan_of_any_rows(self) -> AffineScan:
+        if not isinstance(self.jacobian, LeakyJacobian) or self.recurrence.joint:
+            return ZeroScan()
+        return self.jacobian.scan(self.T, self.recurrence.h0)
+
+    def _preconditioned(self, phi: MatrixMap, scan: Scan) -> MatrixMap:
+        return lambda z: z + as_rows(scan(as_states(phi(z) - z, self.T)))
+
+    def _iterate(self, phi: MatrixMap, z: Tensor) -> Solution:
+        problem = Problem(phi, Derivatives(phi))
+        return iterate(self, problem, z, StepNorms(z, self.tolerance, self.T))[0]
+
+    def _solve_linear(self, phi: MatrixMap, b: Tensor, linear: LinearDerivatives) -> Solution:
+        """Return x = A x + b with A = J^T, or J, at the states that `linear.at` holds."""
+        T, recurrence, at = self.T, self.recurrence, linear.at
+        assert at is not None
+        h0 = recurrence.h0.detach().unsqueeze(0)
+        path = torch.cat([h0, as_states(at, T)])
+        scan = self.jacobian.linearize(recurrence, path).scan
+        transposed = linear.transposed
+        apply = scan.transposed if transposed else scan.forward
+        start = as_rows(apply(as_states(b, T).clone()))
+        solution = self._iterate(self._preconditioned(phi, apply), start)
+        failed = has_failed(solution.result).nonzero().flatten()
+        if len(failed):
+            step_by_step = sequential_adjoint if transposed else sequential_tangent
+            exact = step_by_step(
+                recurrence.select(failed), path[:, failed], as_states(b, T)[:, failed]
+            )
+            finite = exact.isfinite().all(2).all(0)
+            codes = torch.where(finite, int(Result.FALLBACK), int(Result.NONFINITE))
+            solution.z[failed] = as_rows(exact)
+            solution.result[failed] = codes.to(solution.result.dtype)
+        if self.note is not None:
+            self.note(replace(solution, z=as_states(solution.z, T)))
+        return solution
