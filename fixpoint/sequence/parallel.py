@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from fixpoint.sequence.recurrence import Recurrence
 from fixpoint.sequence.sequential import sequential_adjoint, sequential_tangent
 from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Picard
+from fixpoint.solvers._rowwise import choose_rows
 from fixpoint.solvers.loop.eager import Problem, iterate
 from fixpoint.solvers.loop.norms import Norms, Tolerance
 
@@ -25,7 +26,7 @@ Scan = Callable[[Tensor], Tensor]
 
 
 def rounding_tolerance(T: int, dtype: torch.dtype) -> float:
-    """Return the relative tolerance just above the rounding of T steps, which adds up as sqrt(T)."""
+    """Return the relative tolerance just above rounding, which adds up as sqrt(T)."""
     return torch.finfo(dtype).eps * (8 + T**0.5 / 2)
 
 
@@ -54,34 +55,46 @@ class StepNorms(Norms):
     def __init__(self, z: Tensor, tolerance: Tolerance, T: int) -> None:
         super().__init__(z, tolerance, (z.shape[1] // T,))
         self.T = T
+        tiny = torch.finfo(self.dtype).tiny
+        self.least = max(self.atol / self.rtol, tiny) if self.rtol else None
+        """The size below which atol decides; None where it always does."""
 
     def size(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return self._of_steps(x, dtype).amax(1)
 
     def _of_steps(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        return torch.linalg.vector_norm(x.view(len(x), self.T, x.shape[1] // self.T), dim=2, dtype=dtype)
+        steps = x.view(len(x), self.T, x.shape[1] // self.T)
+        return torch.linalg.vector_norm(steps, dim=2, dtype=dtype)
 
-    def _sizes(self, states: Any, dtype: torch.dtype) -> list[Tensor]:
+    def _read(
+        self, states: Sequence[Tensor], dtype: torch.dtype, flags: Tensor | None
+    ) -> np.ndarray:
+        sizes = super()._read(states, dtype, flags)
+        if self.least is not None:
+            with np.errstate(all="ignore"):
+                sizes[0] *= sizes[1] + self.least
+        return sizes
+
+    def _sizes(self, states: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
         r, fz, *others = states
-        size = self._of_steps(fz, dtype)
-        largest, tiny = size.amax(1), torch.finfo(dtype).tiny
-        ratio = self._of_steps(r, dtype) / (size * self.rtol + self.atol).clamp_min_(tiny)
-        residual = ratio.amax(1) * (largest * self.rtol + self.atol)
-        return [residual, largest, *(self.size(x, dtype) for x in others)]
+        residual, size = self._of_steps(r, dtype), self._of_steps(fz, dtype)
+        if self.least is not None:
+            residual = residual / (size + self.least)
+        return [residual.amax(1), size.amax(1), *(self.size(x, dtype) for x in others)]
 
 
 class ParallelTime(Picard):
-    """Solves z = f(z) for the states of all time steps by z <- z + S (f(z) - z), S a scan over time.
+    """Solves z = f(z), the states of all time steps, by z <- z + S (f(z) - z), S a scan over time.
 
-    S stands for (I - J)^-1, J the Jacobian of f, strictly below the diagonal in time but for a joint
-    equilibrium: h_1 .. h_i are exact after i updates, whatever S is. Where the solver is given the
-    linear problem of a derivative, S is the scan at its solution, or its transpose; samples that
-    do not converge there are solved step by step.
+    S stands for (I - J)^-1, J the Jacobian of f. Without a joint equilibrium J is strictly below
+    the diagonal in time, and h_1 .. h_i are exact after i updates, whatever S is. For the linear
+    problem of a derivative S is the scan at the solution, or its transpose; samples that do not
+    converge there are solved step by step.
 
     Args:
         recurrence: of T steps.
         jacobian: gives S.
-        note: takes the `Solution` of each linear problem.
+        note: takes the `Solution` of each linear problem, its z (T, B, n).
         max_iter, rtol, atol: as for `solve_sequence`.
     """
 
@@ -129,34 +142,35 @@ class ParallelTime(Picard):
     ) -> Solution:
         if isinstance(derivatives, LinearDerivatives) and derivatives.at is not None:
             return self._solve_linear(phi, z, derivatives)
-        # In torch.func rows are those of several instances, and f has no values to linearize at.
-        leaky = derivatives is None and self.note is None
-        scan = self._scan_of_any_rows() if leaky else ZeroScan()
-        exact = self.with_updates(max(self.max_iter, self.T))
-        return exact._iterate(self._preconditioned(phi, scan.forward), z)
-
-    def with_updates(self, max_iter: int) -> ParallelTime:
-        """Return the solver with another bound of the updates."""
-        return ParallelTime(
-            self.recurrence,
-            self.jacobian,
-            note=self.note,
-            max_iter=max_iter,
-            rtol=self.rtol,
-            atol=self.atol,
+        # In torch.func rows are those of several instances, and f has no values to linearize at;
+        # T updates are exact.
+        scan: AffineScan = ZeroScan()
+        if self.note is None and isinstance(self.jacobian, LeakyJacobian):
+            scan = self.jacobian.scan(self.T, self.recurrence.h0)
+        most = max(self.max_iter, self.T)
+        solver = ParallelTime(
+            self.recurrence, self.jacobian, max_iter=most, rtol=self.rtol, atol=self.atol
         )
-
-    def _scan_of_any_rows(self) -> AffineScan:
-        if not isinstance(self.jacobian, LeakyJacobian) or self.recurrence.joint:
-            return ZeroScan()
-        return self.jacobian.scan(self.T, self.recurrence.h0)
+        return solver._iterate(self._preconditioned(phi, scan.forward), z)
 
     def _preconditioned(self, phi: MatrixMap, scan: Scan) -> MatrixMap:
         return lambda z: z + as_rows(scan(as_states(phi(z) - z, self.T)))
 
     def _iterate(self, phi: MatrixMap, z: Tensor) -> Solution:
-        problem = Problem(phi, Derivatives(phi))
-        return iterate(self, problem, z, StepNorms(z, self.tolerance, self.T))[0]
+        """Iterate z <- phi(z); converged samples take the measured update too, which is made."""
+        moved = z
+
+        def noted(z: Tensor) -> Tensor:
+            nonlocal moved
+            moved = phi(z)
+            return moved
+
+        problem = Problem(noted, Derivatives(noted))
+        solution = iterate(self, problem, z, StepNorms(z, self.tolerance, self.T))[0]
+        converged = solution.result == Result.CONVERGED.value
+        if not self.has_tolerance:
+            return solution
+        return replace(solution, z=choose_rows(converged, moved, solution.z))
 
     def _solve_linear(self, phi: MatrixMap, b: Tensor, linear: LinearDerivatives) -> Solution:
         """Return x = A x + b with A = J^T, or J, at the states that `linear.at` holds."""

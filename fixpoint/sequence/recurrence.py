@@ -53,7 +53,7 @@ class Recurrence(NamedTuple):
         return step(h.flatten(0, 1), h_prev.flatten(0, 1)).reshape(h.shape)
 
     def of_rows(self, z: Tensor) -> Tensor:
-        """f of all states (h_1 .. h_T) of each sample, (B, T n): its fixed point is the sequence."""
+        """f of all states h_1 .. h_T of each sample, (B, T n): its fixed point is the sequence."""
         T, B, n = self.shape
         H = z.view(B, T, n).transpose(0, 1)
         F = self.evaluate(H, torch.cat([self.h0.unsqueeze(0), H[:-1]]))

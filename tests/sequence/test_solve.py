@@ -3,7 +3,6 @@
 import pytest
 import torch
 from sequence.problems import gated, inputs, leaky, loop
-from torch.autograd import forward_ad
 
 from fixpoint import ConvergenceError, Result
 from fixpoint.sequence import (
@@ -280,17 +279,6 @@ def test_an_empty_batch():
     solution = solve_sequence(lambda h, x: 0.5 * h + x, torch.zeros(4, 0, 2), torch.zeros(0, 2))
     assert solution.z.shape == (4, 0, 2)
     assert solution.result.shape == (0,)
-
-
-def test_forward_mode_is_refused():
-    def state(x):
-        return solve_sequence(lambda h, x: torch.tanh(h.flip(1) + x), x, torch.zeros(2, 3)).z
-
-    x = torch.randn(5, 2, 3)
-    with pytest.raises(RuntimeError, match="reverse mode alone"):
-        torch.func.jvp(state, (x,), (x,))
-    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="reverse mode alone"):
-        state(forward_ad.make_dual(x, x))
 
 
 @pytest.mark.parametrize("jacobian", ["identity", "dense", "diagonal", "zero"])
