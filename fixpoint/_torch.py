@@ -53,6 +53,7 @@ __all__ = [
     "is_exporting",
     "is_functorch_wrapped_tensor",
     "is_plain",
+    "is_recorded",
     "keep_buffers_apart",
     "level_zero",
     "made_since",
@@ -222,6 +223,13 @@ def to_host(x: Tensor) -> np.ndarray:
 def inside_forward_mode() -> bool:
     """Whether a level of forward-mode differentiation, of torch.func or not, is entered."""
     return inside_transform() or forward_ad._current_level >= 0
+
+
+def is_recorded(x: Tensor) -> bool:
+    """Whether operations on x become a graph that cannot read values: compiled, or of CUDA."""
+    if torch.compiler.is_compiling():
+        return True
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def carries_tangents() -> bool:

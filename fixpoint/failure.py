@@ -5,11 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import has_values, stored
+from fixpoint._torch import has_values, is_recorded, stored
 from fixpoint.solution import ConvergenceError, Result, Solution, describe_failures, has_failed
 
 OnFailure = Literal["ignore", "warn", "raise"]
@@ -38,10 +37,8 @@ def some_failed(result: Tensor) -> bool:
 
 
 def some_lost(solution: Solution) -> bool:
-    """Whether a sample is NONFINITE; not looked for while a CUDA graph is captured."""
-    if not has_values(solution.result):
-        return False
-    if solution.result.is_cuda and torch.cuda.is_current_stream_capturing():
+    """Whether a sample is NONFINITE; not looked for where no value can be read."""
+    if is_recorded(solution.result) or not has_values(solution.result):
         return False
     return bool((stored(solution.result) == Result.NONFINITE.value).any())
 

@@ -5,7 +5,7 @@ import torch
 from support.simulated_device import CUDA, OnDevice, simulated_device, to_device, to_host
 from torch.func import functional_call
 
-from fixpoint import FixedPoint, Picard, Unrolled, solve
+from fixpoint import FixedPoint, Unrolled, solve
 from fixpoint.models import ERNN, UGRNN, FastGRNN, FastRNN
 from fixpoint.models.deq.spectral_norm import _NormByProducts
 from fixpoint.models.ops.common import dispatch
@@ -40,11 +40,16 @@ def test_the_device_counts_reads_copies_and_operations():
         assert counts.operations["add"] == 2
 
 
-def test_fixed_steps_can_be_captured(monkeypatch):
+UNROLLED = [name for name in SOLVERS if SOLVERS[name]().unrollable and name != "newton-krylov"]
+
+
+@pytest.mark.parametrize("name", UNROLLED)
+def test_fixed_steps_can_be_captured(name, monkeypatch):
     """No value is read, and nothing is copied: neither the steps nor their gradients wait."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     U, x = problem()
-    solver = Picard(max_iter=6, rtol=0, atol=0)
+    options = {"eta": 0.7} if name == "inexact-newton" else {}
+    solver = SOLVERS[name](max_iter=6, rtol=0, atol=0, **options)
     layer = FixedPoint(solver, Unrolled(), on_failure="ignore")
     with simulated_device() as counts:
         z = layer(lambda z: torch.tanh(z @ U.mT + x), torch.zeros(6, 8, device=CUDA)).z

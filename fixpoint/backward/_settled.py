@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fixpoint._torch import is_recorded
 from fixpoint.backward.implicit import Implicit
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution
@@ -30,7 +31,7 @@ def run_until_settled(
     rows = end.settled[:, None]
     if not torch.is_grad_enabled():
         z = end.best
-    elif torch.compiler.is_compiling():
+    elif is_recorded(z0):
         z = end.entered + (end.best - end.entered).detach()
     else:
         z = implicitly(solver, phi, torch.where(rows, end.best, z0), t)

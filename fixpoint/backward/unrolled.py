@@ -62,7 +62,7 @@ class Unrolled(Backward):
         if self.last is not None and solver.has_tolerance:
             return solve_then_track(solver, solver, self.last, phi, z0, t)
         solution = self._run(solver, phi, z0, t)
-        if torch.compiler.is_compiling() or not tracks() or not some_lost(solution):
+        if not tracks() or not some_lost(solution):
             return solution
         # Once more, with 0 in place of what is not finite in the rows of the lost samples.
         lost = solution.result == Result.NONFINITE.value

@@ -169,8 +169,8 @@ _READERS: dict[Any, Callable[..., Recurrence]] = {
     FastGRNN: _fastgrnn,
     UGRNN: _ugrnn,
     nn.RNN: _rnn,
-    (nn.GRU, *([models.GRU] if hasattr(models, "GRU") else [])): _gru,
-    (nn.LSTM, *([models.LSTM] if hasattr(models, "LSTM") else [])): _lstm,
+    (nn.GRU, models.GRU): _gru,
+    (nn.LSTM, models.LSTM): _lstm,
 }
 
 

@@ -24,6 +24,7 @@ CHECKED = {"linalg_eig", "_linalg_eigh", "_linalg_svd", "linalg_cholesky", "lina
 """Those that look for an error on the host, or run there."""
 
 
+FACTORIES = {"zeros", "ones", "full", "empty", "scalar_tensor", "zeros_like", "new_zeros"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 
 
@@ -126,6 +127,9 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     target = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
     if ours:
         _count(name, args, tensors, ours)
+    if target is not None and torch._C._current_graph_task_id() >= 0:
+        # To the formulas of derivatives, which are C++, a tensor here is one of the CPU.
+        target = CUDA if ours or name in FACTORIES else target
     there = target is not None and target.type == "cuda"
     given = kwargs | {"device": CPU} if there else kwargs
     bare, rest = tree_map_only(OnDevice, lambda x: x.stored, (args, given))
