@@ -125,6 +125,17 @@ def test_a_checkpoint_around_a_model(make):
     assert_equal(gradients(model, lambda x: checkpoint(model, x, use_reentrant=False)), expected)
 
 
+def test_several_cotangents_in_one_backward_pass(make):
+    layer, x = make(), torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True)
+    inputs = [x, *layer.parameters()]
+    output = layer(x)[0]
+    g = torch.randn(3, *output.shape, dtype=torch.float64)
+    found = torch.autograd.grad(output, inputs, g, is_grads_batched=True, retain_graph=True)
+    one_by_one = [torch.autograd.grad(output, inputs, v, retain_graph=True) for v in g]
+    for together, apart in zip(found, zip(*one_by_one, strict=True), strict=True):
+        torch.testing.assert_close(together, torch.stack(apart))
+
+
 def test_saved_tensors_may_lie_elsewhere(make):
     layer = make()
     expected = gradients(layer, lambda x: layer(x)[0])

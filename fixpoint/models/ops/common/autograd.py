@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fixpoint._torch import batched, unbatched
+
+Gradients = Iterable[Tensor | None]
+
+
+def of_each_instance(
+    gradients: Callable[..., Gradients], grads: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """gradients(*grads), or those of each of the instances that `is_grads_batched` hides."""
+    instances = [unbatched(g) for g in grads]
+    sizes = {len(x) for x in instances if x is not None}
+    if not sizes:
+        return list(gradients(*grads))
+    of_all = [
+        gradients(*(g if x is None else x[i] for g, x in zip(grads, instances, strict=True)))
+        for i in range(sizes.pop())
+    ]
+    by_input = zip(*of_all, strict=True)
+    return [
+        batched(torch.stack(found)) if isinstance(found[0], Tensor) else None for found in by_input
+    ]
 
 
 def only_needed(gradients: Iterable[Tensor | None], needed: Iterable[Any]) -> list[Tensor | None]:

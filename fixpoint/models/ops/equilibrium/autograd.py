@@ -10,7 +10,11 @@ from torch.autograd.function import Function
 
 from fixpoint.backward import Implicit, Unrolled
 from fixpoint.models.ops.common import dispatch as op
-from fixpoint.models.ops.common.autograd import differentiable_gradients, only_needed
+from fixpoint.models.ops.common.autograd import (
+    differentiable_gradients,
+    of_each_instance,
+    only_needed,
+)
 from fixpoint.models.ops.equilibrium.arguments import (
     BackwardArguments,
     Ending,
@@ -125,9 +129,13 @@ class _EquilibriumScan(Function):
                     grad,
                 ),
             )
-        needed = Inputs._make(ctx.needs_input_grad[1:])
-        gradients = _gradients(Inputs._make(tensors), S, C, result, grad, method, needed)
-        return (None, *only_needed(gradients, needed))
+        inputs, needed = Inputs._make(tensors), Inputs._make(ctx.needs_input_grad[1:])
+
+        def gradients(grad: Tensor) -> list[Tensor | None]:
+            found = _gradients(inputs, S, C, result, grad, method, needed)
+            return only_needed(found, needed)
+
+        return (None, *of_each_instance(gradients, [grad]))
 
 
 def _gradients(

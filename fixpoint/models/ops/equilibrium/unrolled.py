@@ -10,7 +10,11 @@ from torch.autograd.function import Function
 
 from fixpoint.failure import NonConvergenceHandler
 from fixpoint.models.ops.common import dispatch as op
-from fixpoint.models.ops.common.autograd import differentiable_gradients, only_needed
+from fixpoint.models.ops.common.autograd import (
+    differentiable_gradients,
+    of_each_instance,
+    only_needed,
+)
 from fixpoint.models.ops.equilibrium.arguments import (
     Ending,
     FixedStepsArguments,
@@ -95,12 +99,13 @@ class _UnrolledScan(Function):
                     grad,
                 ),
             )
-        needed = Inputs._make(ctx.needs_input_grad[2:])
-        dsteps, gradients = _gradients(
-            Inputs._make(tensors), S, counts, warm, steps, grad, method, needed
-        )
-        found = [dsteps, *gradients]
-        return (None, *only_needed(found, ctx.needs_input_grad[1:]))
+        inputs, needed = Inputs._make(tensors), Inputs._make(ctx.needs_input_grad[2:])
+
+        def gradients(grad: Tensor) -> list[Tensor | None]:
+            dsteps, found = _gradients(inputs, S, counts, warm, steps, grad, method, needed)
+            return only_needed([dsteps, *found], ctx.needs_input_grad[1:])
+
+        return (None, *of_each_instance(gradients, [grad]))
 
 
 def _gradients(

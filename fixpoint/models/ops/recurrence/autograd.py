@@ -11,7 +11,11 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from fixpoint.models.ops.common import dispatch as op
-from fixpoint.models.ops.common.autograd import differentiable_gradients, only_needed
+from fixpoint.models.ops.common.autograd import (
+    differentiable_gradients,
+    of_each_instance,
+    only_needed,
+)
 from fixpoint.models.ops.common.pointwise import CODES
 from fixpoint.models.ops.recurrence.arguments import (
     BackwardArguments,
@@ -243,8 +247,13 @@ class _Scan(Function):
         inputs = recurrence.inputs._make(tensors[: len(needed)])
         if torch.is_grad_enabled():
             return (None, None, *differentiable(recurrence, inputs, grads, options))
-        gradients = recurrence.gradients(inputs, tensors[len(needed) :], grads, needed, options)
-        return (None, None, *only_needed(gradients, needed))
+        saved = tensors[len(needed) :]
+
+        def gradients(*grads: Tensor) -> list[Tensor | None]:
+            found = recurrence.gradients(inputs, saved, grads, needed, options)
+            return only_needed(found, needed)
+
+        return (None, None, *of_each_instance(gradients, grads))
 
 
 def differentiable(
