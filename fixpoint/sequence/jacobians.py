@@ -102,20 +102,11 @@ class LeakyJacobian(SequenceJacobian):
         self._scan: ScalarScan | None = None
 
     def linearize(self, recurrence: Recurrence, path: Tensor) -> Linearization:
-        return Linearization(
-            recurrence.evaluate(path[1:], path[:-1]), self._scan_of(recurrence, path)
-        )
+        scan = self.scan(len(path) - 1, path)
+        return Linearization(recurrence.evaluate(path[1:], path[:-1]), scan)
 
     def window(self, times: slice) -> LeakyJacobian:
         return self if self.decay.dim() == 0 else LeakyJacobian(self.decay[times])
-
-    def _scan_of(self, recurrence: Recurrence, path: Tensor) -> ScalarScan:
-        if recurrence.joint:
-            raise ValueError(
-                'a leaky or identity Jacobian belongs to h = f(h_prev, x): use "zero", "diagonal" '
-                'or "dense" for an equilibrium'
-            )
-        return self.scan(len(path) - 1, path)
 
     def scan(self, T: int, like: Tensor) -> ScalarScan:
         """The scan of T steps, in the dtype and on the device of a tensor."""
@@ -281,7 +272,13 @@ def make_jacobian(
         return LeakyJacobian(decay)
     if decay is not None:
         raise ValueError(f'decay belongs to jacobian="leaky"; got jacobian={name!r}: leave it out')
-    if isinstance(name, SequenceJacobian):
-        return name
     kinds = {"zero": ZeroJacobian, "diagonal": DiagonalJacobian, "dense": DenseJacobian}
-    return LeakyJacobian(1.0) if name == "identity" else kinds[name]()
+    made = name
+    if isinstance(made, str):
+        made = LeakyJacobian(1.0) if made == "identity" else kinds[made]()
+    if recurrence.joint and isinstance(made, LeakyJacobian):
+        raise ValueError(
+            'a leaky or identity Jacobian belongs to h = f(h_prev, x): use "zero", "diagonal" '
+            'or "dense" for an equilibrium'
+        )
+    return made

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fixpoint._roots import Known
-from fixpoint._torch import inside_forward_mode
+from fixpoint._torch import inside_forward_mode, outside_graph
 from fixpoint._tree import Tree
 from fixpoint._validation import at_least, names_options, non_negative
 from fixpoint.sequence.adjoint import SequenceAdjoint
@@ -153,7 +153,13 @@ def solve_equilibrium_sequence(
     return _solve(recurrence, made, tolerance, window, start, adjoint, fallback, inner)
 
 
-def _solve(
+def _solve(recurrence: Recurrence, *arguments: Any) -> Solution:
+    if torch.compiler.is_compiling():
+        return outside_graph(_solve_windows, recurrence, *arguments)
+    return _solve_windows(recurrence, *arguments)
+
+
+def _solve_windows(
     recurrence: Recurrence,
     jacobian: SequenceJacobian,
     tolerance: Tolerance,
