@@ -29,7 +29,6 @@ from torch import Tensor
 from fixpoint import Anderson, FixedPoint, Phantom, Solution
 from fixpoint._tree import Packing, Tree
 from fixpoint.models import frozen
-from fixpoint.solvers import Solver
 
 ZOO = Path(__file__).parent.parent / "examples/zoo"
 THEIR_SOLVER = {"Anderson": "anderson", "Broyden": "broyden", "Picard": "fixed_point_iter"}
@@ -140,7 +139,7 @@ def step(solve: Callable[[], Tree], parameters: list[Tensor]) -> Tree:
     z = solve()
     leaves = z if isinstance(z, tuple) else (z,)
     loss = sum((leaf.square().sum() for leaf in leaves), torch.tensor(0.0))
-    torch.autograd.grad(loss, parameters)
+    torch.autograd.grad(loss, parameters, retain_graph=True)  # of what phi closes over
     return z
 
 
@@ -194,7 +193,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for path in sorted(ZOO.glob(f"{options.only}*.py")):
         command = [sys.executable, __file__, "--here", str(path), "--seconds", str(options.seconds)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
         lines = len(path.read_text(encoding="utf-8").splitlines())
         cells = [path.stem, lines, f"{found['seconds']:.0f}", f"{found['MB']:.0f}"]

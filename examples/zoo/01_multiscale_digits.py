@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fixpoint import Anderson
 from fixpoint.models import DEQ, bound_spectral_norm
 
-C, EPOCHS = 8, 5
+C, EPOCHS = 8, 7
 FONTS = Path(matplotlib.get_data_path()) / "fonts/ttf"
 
 
@@ -45,7 +45,7 @@ def glyphs(family: str) -> Tensor:
 def samples(images: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Distorted digits of typefaces, (count, 1, 16, 16), and their labels."""
     faces, labels = torch.randint(len(images), (count,)), torch.randint(10, (count,))
-    turns = torch.eye(2, 3) + 0.2 * torch.randn(count, 2, 3)
+    turns = torch.eye(2, 3) + 0.1 * torch.randn(count, 2, 3)
     grid = nn.functional.affine_grid(turns, [count, 1, 16, 16], align_corners=False)
     x = nn.functional.grid_sample(images[faces, labels, None], grid, align_corners=False)
     return x + 0.1 * torch.randn_like(x), labels
@@ -66,7 +66,9 @@ class Scales(nn.Module):
         pool, up = nn.functional.avg_pool2d, partial(nn.functional.interpolate, scale_factor=2)
         heard = (up(middle), pool(fine, 2) + up(coarse), pool(middle, 2))
         parts = zip(self.own, z, heard, x, strict=True)
-        return tuple(torch.tanh(conv(part) + message + given) for conv, part, message, given in parts)
+        return tuple(
+            torch.tanh(conv(part) + message + given) for conv, part, message, given in parts
+        )
 
 
 class Reader(nn.Module):
@@ -89,7 +91,7 @@ torch.manual_seed(0)
 known = torch.cat([glyphs(name) for name in ("DejaVuS*[!y].ttf", "cm[brt]*.ttf")])
 train, test = samples(known, 750), samples(glyphs("STIXGeneral*.ttf"), 300)
 reader = Reader()
-optimizer = torch.optim.Adam(reader.parameters(), lr=5e-3)
+optimizer = torch.optim.Adam(reader.parameters(), lr=1e-2)
 curve = []
 for _ in range(EPOCHS):
     for rows in torch.randperm(750).split(50):
@@ -106,7 +108,7 @@ left, right = picture.subfigures(1, 2, width_ratios=(2, 1))
 for i, axes in enumerate(left.subplots(4, 8).T.flat):
     row, scale = divmod(i, 4)
     image = test[0][row, 0] if scale == 0 else reader.deq.solution.z[scale - 1][row, 0]
-    axes.imshow(image, cmap="gray_r" if scale == 0 else "coolwarm")
+    axes.imshow(image.numpy(), cmap="gray_r" if scale == 0 else "coolwarm")
     axes.set(xticks=[], yticks=[])
 axes = right.subplots()
 axes.plot(range(1, EPOCHS + 1), curve, "o-")

@@ -47,7 +47,7 @@ class Classifier(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.embed = nn.Linear(72, WIDTH)
+        self.embed = nn.Sequential(nn.Linear(72, 64), nn.GELU(), nn.Linear(64, WIDTH))
         self.place = nn.Parameter(0.1 * torch.randn(16, WIDTH))
         self.layer, self.head = layer, nn.Linear(WIDTH, 2)
 
@@ -72,10 +72,10 @@ curves = {}
 for name in ("once", "equilibrium"):
     torch.manual_seed(0)
     model = Classifier(Once() if name == "once" else DEQ(Block(), Anderson(rtol=1e-3)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.01)
     curves[name] = []
     for _ in range(EPOCHS):
-        for rows in torch.randperm(len(data.x_train)).split(63):
+        for rows in torch.randperm(len(data.x_train)).split(42):
             optimizer.zero_grad()
             scores = model(data.x_train[rows])
             nn.functional.cross_entropy(scores, data.y_train[rows]).backward()

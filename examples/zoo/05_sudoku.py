@@ -19,10 +19,10 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
 
-from fixpoint import Anderson, Phantom
+from fixpoint import Phantom, Picard
 from fixpoint.models import DEQ
 
-STEPS, STARTS, H = 300, 16, 32
+STEPS, STARTS, H = 250, 16, 32
 cell = torch.arange(16)
 groups = torch.stack([cell // 4, cell % 4, cell // 8 * 2 + cell % 4 // 2])  # row, column, box
 means = (groups[:, :, None] == groups[:, None]).float() / 4  # (3, 16, 16)
@@ -33,7 +33,9 @@ def all_grids() -> Tensor:
     lines = torch.tensor(list(permutations(range(4))))
     grids = lines[torch.cartesian_prod(*[torch.arange(24)] * 4)].flatten(1)
     for group in groups:
-        grids = grids[(grids[:, group.argsort()].view(-1, 4, 4).sort(2).values == cell[:4]).all((1, 2))]
+        grids = grids[
+            (grids[:, group.argsort()].view(-1, 4, 4).sort(2).values == cell[:4]).all((1, 2))
+        ]
     return grids
 
 
@@ -63,24 +65,47 @@ torch.manual_seed(0)
 grids = all_grids()
 grids = grids[torch.randperm(288)]
 embed, head = nn.Linear(5, H), nn.Linear(H, 4)
-deq = DEQ(Proposal(), Anderson(rtol=1e-3, max_iter=24), Phantom(4, value="last"), failed="keep", on_failure="ignore")
+solver = Picard(rtol=1e-3, max_iter=12)
+deq = DEQ(Proposal(), solver, Phantom(4, value="last"), failed="keep", on_failure="ignore")
 optimizer = torch.optim.AdamW([*deq.parameters(), *embed.parameters(), *head.parameters()], lr=3e-3)
 for step in range(STEPS):
     optimizer.zero_grad()
-    x, solution = puzzles(grids[:200], 256)
+    x, solution = puzzles(grids[:200], 512)
     z = deq(embed(x), torch.randn(len(x), 16, H))
     loss = nn.functional.cross_entropy(head(z).transpose(1, 2), solution)
     loss.backward()
     optimizer.step()
-    if step % 50 == 49: print(step, loss.item(), deq.solution, (head(z).argmax(2)==solution).all(1).float().mean().item(), flush=True)
+    if step % 50 == 49:
+        print(
+            step,
+            loss.item(),
+            deq.solution,
+            (head(z).argmax(2) == solution).all(1).float().mean().item(),
+            flush=True,
+        )
 
 with torch.no_grad():
     x, solution = puzzles(grids[200:], 1000)
-    x = x[:200]; solution=solution[:200]
-    z = deq(embed(x).repeat_interleave(STARTS, 0), torch.randn(len(x) * STARTS, 16, H), max_iter=48)
+    x = x[:150]
+    solution = solution[:150]
+    z = deq(embed(x).repeat_interleave(STARTS, 0), torch.randn(len(x) * STARTS, 16, H), max_iter=40)
     right = (head(z).argmax(2).view(len(x), STARTS, 16) == solution[:, None]).all(2)
     residual = deq.solution.residual.view(len(x), STARTS)
     best = residual.argmin(1)
-    print(len(x), "first", right[:, 0].float().mean().item(), "best", right[torch.arange(len(x)), best].float().mean().item(), "any", right.any(1).float().mean().item(), deq.solution)
+    print(
+        len(x),
+        "first",
+        right[:, 0].float().mean().item(),
+        "best",
+        right[torch.arange(len(x)), best].float().mean().item(),
+        "any",
+        right.any(1).float().mean().item(),
+        deq.solution,
+    )
     conv = residual <= 1
-    print("right where converged", right[conv].float().mean().item(), "else", right[~conv].float().mean().item())
+    print(
+        "right where converged",
+        right[conv].float().mean().item(),
+        "else",
+        right[~conv].float().mean().item(),
+    )

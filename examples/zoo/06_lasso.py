@@ -8,10 +8,10 @@ noise: b = A z + noise. LASSO finds it from fewer measurements than unknowns:
     z*(λ) = argmin |A z - b|^2 / 2 + λ |z|_1 is the fixed point of a proximal step,
     phi(z) = soft(z - s A^T (A z - b), s λ), soft(v, w) = sign(v) max(|v| - w, 0).
 
-How large should λ be? The error on 30 measurements that the fit has not seen depends on λ by way of
-z*, and its slope is the hypergradient. The implicit gradient gives it from z* alone, so that descent
-on log λ needs a few solves in place of a grid of them. How z* was found makes no difference to it:
-here by Anderson's method, in a fraction of the updates of plain iteration.
+How large should λ be? The error on 30 measurements that the fit has not seen depends on λ by way
+of z*, and its slope is the hypergradient. The implicit gradient gives it from z* alone, so that
+descent on log λ needs a few solves in place of a grid of them. How z* was found makes no
+difference to it: here by Anderson's method, in a fraction of the updates of plain iteration.
 """
 
 from collections.abc import Callable
@@ -49,12 +49,12 @@ def error(z: Tensor) -> Tensor:
 
 
 layer = FixedPoint(Anderson(rtol=1e-10, memory=10, max_iter=1000), Implicit())
-log_weight = torch.tensor([[-0.7]], dtype=torch.float64, requires_grad=True)
-phi, z0 = lasso(log_weight), torch.zeros(1, D, dtype=torch.float64)
+start = torch.tensor([[-0.7]], dtype=torch.float64, requires_grad=True)
+phi, z0 = lasso(start), torch.zeros(1, D, dtype=torch.float64)
 for solver in (Picard(rtol=1e-10, max_iter=10000), layer.solver):
     print(f"{type(solver).__name__}: {solve(phi, z0, solver).check().iterations.item()} updates")
 
-path, z = [], z0
+path, z, log_weight = [], z0, start.detach().clone().requires_grad_()
 for _ in range(12):  # each solve starts from the solution before
     solution = layer(lasso(log_weight), z).check()
     loss = error(solution.z)
@@ -70,7 +70,9 @@ print(f"slope at the start: {path[0][2]:.7f}, by differences {(up - down) / 2e-6
 grid = torch.linspace(-3.5, -0.7, 30, dtype=torch.float64)[:, None]
 coarse = layer.solver.with_options(rtol=1e-6)
 errors = error(solve(lasso(grid), z0.expand(30, D), coarse).check().z)
-print(f"best of a grid of 30: λ = {grid[errors.argmin()].exp().item():.3f}, error {errors.min():.4f}")
+print(
+    f"best of a grid of 30: λ = {grid[errors.argmin()].exp().item():.3f}, error {errors.min():.4f}"
+)
 _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 weights, losses, _ = zip(*path, strict=True)
 left.plot(grid.exp(), errors, color="0.6", label="grid of 30")
@@ -79,7 +81,9 @@ left.set(xlabel="λ", ylabel="mean square error, unseen")
 left.legend()
 for numbers, style, name in ((signal, "C0o", "signal"), (z[0], "C1x", "LASSO")):
     (places,) = numbers.nonzero(as_tuple=True)
-    right.stem(places, numbers[places], linefmt=style[:2], markerfmt=style, basefmt="0.8", label=name)
+    right.stem(
+        places, numbers[places], linefmt=style[:2], markerfmt=style, basefmt="0.8", label=name
+    )
 right.set(xlabel="place", ylabel="amplitude")
 right.legend()
 plt.show()

@@ -8,8 +8,8 @@ P_ij = exp((f_i + g_j - C_ij) / ε), has the right sums where its potentials are
     f = phi(f): g_j = -ε logsumexp_i((f_i - C_ij) / ε), f_i = -ε logsumexp_j((g_j - C_ij) / ε),
 
 up to a constant, which phi removes: I - J must be regular. A plan was observed under the cost
-C_ij = w_1 (x_i - x_j)^2 + w_2 (y_i - y_j)^2 with w = (2, 0.5), and w is sought from the plan alone:
-that takes the gradient of a plan. Unrolled, it stores all updates; the implicit gradient stores one.
+C_ij = w_1 (x_i - x_j)^2 + w_2 (y_i - y_j)^2 with w = (2, 0.5), and w is sought from the plan alone.
+That takes the gradient of a plan: unrolled, it stores every update, and implicit it stores one.
 """
 
 import matplotlib.pyplot as plt

@@ -70,7 +70,7 @@ def real_income(tax: Tensor, sigma: float) -> Tensor:
 
 tax = torch.tensor([[0.1]], dtype=torch.float64, requires_grad=True)
 found, exact = equilibrium(tax, 1.0)[0], closed_form(tax[0, 0])
-print(f"σ = 1: prices at most {(found - exact).abs().max():.0e} from their closed form")
+print(f"sigma = 1: prices at most {(found - exact).abs().max():.0e} from their closed form")
 slopes = [torch.autograd.grad(p[4], tax)[0].item() for p in (found, exact)]
 print(f"dp_5/dτ = {slopes[0]:.10f}, by the closed form {slopes[1]:.10f}")
 
