@@ -2,43 +2,39 @@
 A multi-scale equilibrium reads digits
 ======================================
 
-The state of this deep equilibrium model is a tree: features of an image at 16 x 16, 8 x 8 and
-4 x 4 points, which settle together,
+The state is a tree: features of an image at 16 x 16, 8 x 8 and 4 x 4 points, that settle together,
 
     z_i = phi_i(z) = tanh(conv_i(z_i) + sum_j resampled(z_j) + x_i),   i = 1, 2, 3,
 
-each tensor to the tolerance by itself, with a bound on the norm of each kernel that keeps phi
-contracting. The digits are those of matplotlib's typefaces: turned, sheared, shifted, and with
-noise. It learns from DejaVu and Computer Modern, and reads STIX, which it has never seen. The
-pixels x_i are injected at each resolution, and z has their shape.
+each tensor to the tolerance by itself, with kernels of bounded norm. The digits are those of
+matplotlib's typefaces, turned, sheared and shifted, with noise. The model learns from DejaVu and
+Computer Modern and reads STIX, which it has never seen.
 """
 
-from functools import partial
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
-import numpy
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d as pool
 
 from fixpoint import Anderson
 from fixpoint.models import DEQ, bound_spectral_norm
 
 C, EPOCHS = 8, 7
-FONTS = Path(matplotlib.get_data_path()) / "fonts/ttf"
 
 
 def glyphs(family: str) -> Tensor:
     """Digits of all typefaces of a family, (typefaces, 10, 32, 32) in 0 .. 1."""
     found = []
-    for path in sorted(FONTS.glob(family)):
+    for path in sorted(Path(matplotlib.get_data_path(), "fonts/ttf").glob(family)):
         font = ImageFont.truetype(str(path), 26)
         for digit in "0123456789":
             image = Image.new("L", (32, 32))
             ImageDraw.Draw(image).text((16, 16), digit, 255, font, anchor="mm")
-            found.append(torch.from_numpy(numpy.asarray(image) / 255).float())
+            found.append(torch.tensor(list(image.tobytes())).view(32, 32) / 255)
     return torch.stack(found).unflatten(0, (-1, 10))
 
 
@@ -62,55 +58,42 @@ class Scales(nn.Module):
             bound_spectral_norm(conv, bound=0.4)
 
     def forward(self, z: tuple[Tensor, ...], x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        fine, middle, coarse = (other(part) for other, part in zip(self.other, z, strict=True))
-        pool, up = nn.functional.avg_pool2d, partial(nn.functional.interpolate, scale_factor=2)
+        fine, middle, coarse = (self.other[i](z[i]) for i in range(3))
+        up = nn.Upsample(scale_factor=2)
         heard = (up(middle), pool(fine, 2) + up(coarse), pool(middle, 2))
-        parts = zip(self.own, z, heard, x, strict=True)
-        return tuple(
-            torch.tanh(conv(part) + message + given) for conv, part, message, given in parts
-        )
+        return tuple(torch.tanh(self.own[i](z[i]) + heard[i] + x[i]) for i in range(3))
 
 
-class Reader(nn.Module):
-    """Scores of the ten digits, (B, 10), of images, (B, 1, 16, 16)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inject = nn.ModuleList(nn.Conv2d(1, C, 5, padding=2) for _ in range(3))
-        self.deq = DEQ(Scales(), Anderson(rtol=1e-3))
-        self.head = nn.Linear(3 * 16 * C, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        sizes = (x, nn.functional.avg_pool2d(x, 2), nn.functional.avg_pool2d(x, 4))
-        z = self.deq(tuple(conv(part) for conv, part in zip(self.inject, sizes, strict=True)))
-        seen = [nn.functional.adaptive_avg_pool2d(part, 4).flatten(1) for part in z]
-        return self.head(torch.cat(seen, 1))
+def scores(images: Tensor) -> Tensor:
+    """Of the ten digits, (B, 10), for images (B, 1, 16, 16)."""
+    z = deq(tuple(inject[i](pool(images, 2**i)) for i in range(3)))
+    return head(torch.cat([nn.functional.adaptive_avg_pool2d(part, 4).flatten(1) for part in z], 1))
 
 
 torch.manual_seed(0)
 known = torch.cat([glyphs(name) for name in ("DejaVuS*[!y].ttf", "cm[brt]*.ttf")])
 train, test = samples(known, 750), samples(glyphs("STIXGeneral*.ttf"), 300)
-reader = Reader()
-optimizer = torch.optim.Adam(reader.parameters(), lr=1e-2)
+inject = nn.ModuleList(nn.Conv2d(1, C, 5, padding=2) for _ in range(3))
+deq, head = DEQ(Scales(), Anderson(rtol=1e-3)), nn.Linear(3 * 16 * C, 10)
+optimizer = torch.optim.Adam(nn.ModuleList([inject, deq, head]).parameters(), lr=1e-2)
 curve = []
 for _ in range(EPOCHS):
     for rows in torch.randperm(750).split(50):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(reader(train[0][rows]), train[1][rows]).backward()
+        nn.functional.cross_entropy(scores(train[0][rows]), train[1][rows]).backward()
         optimizer.step()
     with torch.no_grad():
-        found = reader(test[0]).argmax(1)
-    curve.append((found == test[1]).float().mean().item())
-print(f"accuracy on the typeface not seen: {curve[-1]:.3f}; {reader.deq.solution}")
+        curve.append((scores(test[0]).argmax(1) == test[1]).float().mean().item())
+print(f"accuracy on the typeface not seen: {curve[-1]:.3f}; {deq.solution}")
 
-picture = plt.figure(figsize=(9, 3.6), layout="constrained")
-left, right = picture.subfigures(1, 2, width_ratios=(2, 1))
-for i, axes in enumerate(left.subplots(4, 8).T.flat):
-    row, scale = divmod(i, 4)
-    image = test[0][row, 0] if scale == 0 else reader.deq.solution.z[scale - 1][row, 0]
-    axes.imshow(image.numpy(), cmap="gray_r" if scale == 0 else "coolwarm")
-    axes.set(xticks=[], yticks=[])
-axes = right.subplots()
-axes.plot(range(1, EPOCHS + 1), curve, "o-")
-axes.set(xlabel="epoch", ylabel="accuracy on STIX", ylim=(None, 1))
+# %%
+# Eight test images, and one feature of each at the equilibrium, at the three resolutions.
+panels = plt.figure(figsize=(9, 3.6), layout="constrained").subfigures(1, 2, width_ratios=(2, 1))
+shown = [test[0], *deq.solution.z]
+for i, ax in enumerate(panels[0].subplots(4, 8).flat):
+    ax.imshow(shown[i // 8][i % 8, 0].numpy(), cmap="gray_r" if i < 8 else "coolwarm")
+    ax.set(xticks=[], yticks=[])
+ax = panels[1].subplots()
+ax.plot(range(1, EPOCHS + 1), curve, "o-")
+ax.set(xlabel="epoch", ylabel="accuracy on the typeface not seen", ylim=(None, 1))
 plt.show()

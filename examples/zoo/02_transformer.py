@@ -16,9 +16,9 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor, nn
 
-from fixpoint import Anderson
+from fixpoint import Anderson, solve
 from fixpoint.data import load_dataset, normalize
-from fixpoint.models import DEQ, bound_spectral_norm
+from fixpoint.models import DEQ, bound_spectral_norm, frozen
 
 WIDTH, HEADS, EPOCHS = 32, 4, 8
 
@@ -85,3 +85,18 @@ for name in ("once", "equilibrium"):
         curves[name].append(right.float().mean().item())
     print(f"{name}: accuracy {curves[name][-1]:.3f}")
 print(model.layer.solution)
+
+# %%
+# Left: accuracy. Right: how each of the first 60 test windows comes to rest.
+_, (left, axes) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+for name, curve in curves.items():
+    left.plot(range(1, EPOCHS + 1), curve, "o-", label=name)
+left.set(xlabel="epoch", ylabel="test accuracy")
+left.legend()
+tokens = model.embedded(data.x_test[:60]).detach()
+with frozen(model.layer.f) as phi:
+    recorded = model.layer.fixed_point.solver.with_options(record="residual", rtol=1e-6)
+    trace = solve(lambda z: phi(z, tokens), torch.zeros_like(tokens), recorded).trace
+axes.semilogy(1e-6 * trace.residual, color="C1", alpha=0.3)
+axes.set(xlabel="update", ylabel="residual, relative to z")
+plt.show()

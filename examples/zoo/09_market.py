@@ -2,23 +2,23 @@
 A market, and the tax that reaches a goal
 =========================================
 
-Sixty traders own five goods and buy with the elasticity of substitution σ. Prices clear the market
-where the demand of each good is its supply, that is at a root of the excess demand
+Sixty traders own five goods and buy with the elasticity of substitution σ. Walras' crier raises the
+price of what is in demand and lowers that of what is not, until the markets are clear:
 
-    F(z) = log demand(p) - log supply,   z = log p.
+    z = phi(z) = z + log demand(p) - log supply,   z = log p.
 
 Demand does not change where all prices double, so p_1 = 1, and the market of good 1 clears when the
-others do (Walras): four equations, four prices. A tax τ on wealth is paid out in equal parts. Which
-τ makes the real income of the poorest tenth six times as large? They like good 2, so that its price
-rises with τ. Newton's method for τ needs dp/dτ, the implicit gradient at the equilibrium. With
-σ = 1 the prices solve a linear system, which checks both the prices and their slopes.
+others do: four equations, four prices. A tax τ on wealth is paid out in equal parts. Which τ makes
+the real income of the poorest tenth six times as large? They like good 2, so that its price rises
+with τ. Newton's method for τ needs dp/dτ, the implicit gradient at the equilibrium. With σ = 1 the
+prices solve a linear system, which checks both the prices and their slopes.
 """
 
 import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from fixpoint import Root
+from fixpoint import Anderson, FixedPoint
 
 torch.manual_seed(0)
 TRADERS, GOODS = 60, 5
@@ -27,6 +27,7 @@ owned = size * torch.rand(TRADERS, GOODS, dtype=torch.float64) ** 2
 logits = torch.randn(TRADERS, GOODS, dtype=torch.float64)
 logits[:30, 1] += 3  # the poor buy good 2
 taste, poorest = torch.softmax(logits, 1), slice(0, 6)
+layer = FixedPoint(Anderson(rtol=1e-12))
 
 
 def prices(z: Tensor) -> Tensor:
@@ -36,23 +37,22 @@ def prices(z: Tensor) -> Tensor:
 
 def incomes(p: Tensor, tax: Tensor) -> Tensor:
     """What each trader can spend, (B, 60), with a tax (B, 1)."""
-    wealth = p @ owned.T
-    return (1 - tax) * wealth + tax * wealth.mean(1, keepdim=True)
+    return p @ owned.T * (1 - tax) + tax * (p @ owned.mean(0))[:, None]
 
 
-def excess(z: Tensor, tax: Tensor, sigma: float) -> Tensor:
-    """F, (B, 4)."""
+def phi(z: Tensor, tax: Tensor, sigma: float) -> Tensor:
+    """The crier's next logarithms of prices, (B, 4)."""
     p = prices(z)
     wished = taste * p[:, None] ** -sigma
     wished = wished / (wished * p[:, None]).sum(2, keepdim=True)
     demand = (wished * incomes(p, tax)[:, :, None]).sum(1)
-    return (demand / owned.sum(0)).log()[:, 1:]
+    return z + (demand / owned.sum(0)).log()[:, 1:]
 
 
 def equilibrium(tax: Tensor, sigma: float) -> Tensor:
     """Prices (B, 5) that clear the market, with their gradient in the tax (B, 1)."""
     z0 = torch.zeros(len(tax), GOODS - 1, dtype=torch.float64)
-    return prices(Root()(lambda z: excess(z, tax, sigma), z0, rtol=1e-12).check().z)
+    return prices(layer(lambda z: phi(z, tax, sigma), z0).check().z)
 
 
 def closed_form(tax: Tensor) -> Tensor:
