@@ -52,6 +52,7 @@ def phi(n: Tensor) -> Tensor:
 
 
 z0 = torch.ones(1, L, dtype=torch.float64)
+layer = FixedPoint(Anderson(beta=0.3, rtol=1e-12), Implicit())
 record = {"rtol": 1e-9, "record": "residual"}
 solvers = {
     "plain, beta = 0.3": Picard(beta=0.3, max_iter=60, **record),
@@ -64,7 +65,6 @@ for name, solver in solvers.items():
     traces[name] = found.trace.residual[:, 0]
     print(f"{name}: {found}")
 
-layer = FixedPoint(Anderson(beta=0.3, rtol=1e-12), Implicit())
 n = layer(phi, z0).check().z[0]
 here, there = (torch.autograd.grad(n[i], v, retain_graph=True)[0] for i in (14, 40))
 print(f"response d n_14 / d v_40 = {here[40]:.8f}, d n_40 / d v_14 = {there[14]:.8f}")
