@@ -6,9 +6,8 @@ The state is a tree: features of an image at 16 x 16, 8 x 8 and 4 x 4 points, th
 
     z_i = phi_i(z) = tanh(conv_i(z_i) + sum_j resampled(z_j) + x_i),   i = 1, 2, 3,
 
-each tensor to the tolerance by itself, with kernels of bounded norm. The digits are those of
-matplotlib's typefaces, turned, sheared and shifted, with noise. The model learns from DejaVu and
-Computer Modern and reads STIX, which it has never seen.
+each tensor to the tolerance by itself. The digits are those of matplotlib's typefaces, distorted:
+the model learns from DejaVu and Computer Modern, and reads STIX, which it has never seen.
 """
 
 from pathlib import Path
