@@ -44,16 +44,16 @@ class Case(NamedTuple):
 
 
 def of_deq(deq: Any, x: Tree, z0: Tree | None = None, batched: bool = True) -> Case:
-    """The map of a `DEQ` that injects x."""
-    with frozen(deq.f) as held:
+    """Return the map of a `DEQ` that injects x."""
+    with frozen(deq.f) as still:
         z0 = deq._start(x, batched) if z0 is None else z0
         parameters = [p for p in deq.f.parameters() if p.requires_grad]
-        return Case(lambda z: held(z, x), z0, parameters, deq.fixed_point)
+        return Case(lambda z: still(z, x), z0, parameters, deq.fixed_point)
 
 
 def digits(n: dict[str, Any]) -> Case:
     with torch.no_grad():
-        x = tuple(n["inject"][i](n["pool"](n["test"][0][:50], 2**i)) for i in range(3))
+        x = tuple(n["inject"][i](n["pool"](n["images"][:50], 2**i)) for i in range(3))
     return of_deq(n["deq"], x)
 
 
@@ -106,7 +106,7 @@ CASES: dict[str, Callable[[dict[str, Any]], Case] | None] = {
 
 
 def by_torchdeq(case: Case) -> Callable[[], Tree]:
-    """The same solve and gradient by torchdeq."""
+    """Make the same solve by torchdeq."""
     solver, backward = case.layer.solver, case.layer.backward
     options: dict[str, Any] = {"ift": True}
     if isinstance(backward, Phantom):
@@ -128,7 +128,7 @@ def by_torchdeq(case: Case) -> Callable[[], Tree]:
 
 
 def step(solve: Callable[[], Tree], parameters: list[Tensor]) -> Tree:
-    """One solve and the gradient of the sum of squares of its solution."""
+    """Solve once, with the gradient of the sum of squares of its solution."""
     z = solve()
     leaves = z if isinstance(z, tuple) else (z,)
     loss = sum((leaf.square().sum() for leaf in leaves), torch.tensor(0.0))
@@ -145,7 +145,7 @@ def residual(case: Case, z: Tree) -> float:
 
 
 def compare(case: Case, seconds: float) -> dict[str, float]:
-    """Least times of both in ms, taken by turns, and their residuals."""
+    """Measure the least times of both in ms, by turns, and their residuals."""
     contestants = {
         "ours": lambda: case.layer(case.phi, case.z0).z,
         "theirs": by_torchdeq(case),
@@ -164,7 +164,7 @@ def compare(case: Case, seconds: float) -> dict[str, float]:
 
 
 def measure(path: Path, seconds: float) -> dict[str, Any]:
-    """One program in this process: what it prints is left out."""
+    """Run one program in this process."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -88,7 +88,7 @@ def charge_density(n):
 
 
 FACTS = {
-    "01_multiscale_digits": ("test = samples", {}, digits),
+    "01_multiscale_digits": ("tests = ", {}, digits),
     "02_transformer": ("curves = {}", {}, transformer),
     "03_karate": ("given = ", {}, karate),
     "04_neural_image": ("images, curves = ", {}, neural_image),

@@ -9,7 +9,7 @@ these two members alone have an input. Its layer is
     Z = phi(Z) = tanh(A Z W + X),   ||W|| = 0.95,
 
 with A the adjacency matrix over sqrt(degrees), ||A|| = 1: rounds of messages until nothing changes.
-How many there are is no choice of the architecture, and training keeps the memory of one. The
+Their number is not a choice of the architecture, and training keeps the memory of one. The
 members depend on each other, so that the club is one sample: batched=False. Zachary's own model, a
 flow between the two leaders, tells the faction of all members but number 8.
 """

@@ -38,7 +38,7 @@ class Layer(nn.Module):
 
 
 def psnr(image: Tensor) -> float:
-    """Peak signal-to-noise ratio in dB."""
+    """Compute the peak signal-to-noise ratio in dB."""
     return (10 * torch.log10(1 / (image - target).square().mean())).item()
 
 

@@ -33,7 +33,7 @@ step = 1 / torch.linalg.matrix_norm(A_fit, 2) ** 2
 
 
 def lasso(log_weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """The map phi of each sample's log λ, (B, 1)."""
+    """Return the map phi of each sample's log λ, (B, 1)."""
     width = step * log_weight.exp()
 
     def phi(z: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def lasso(log_weight: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def error(z: Tensor) -> Tensor:
-    """Mean square error on the measurements that the fit has not seen, (B,)."""
+    """Compute the mean square error on the unseen measurements, (B,)."""
     return (z @ A[:UNSEEN].T - b[:UNSEEN]).square().mean(1)
 
 

@@ -32,17 +32,17 @@ eigenvalues = eigenvalues[:, None] + eigenvalues
 
 
 def inverse_laplacian(f: torch.Tensor) -> torch.Tensor:
-    """L^-1 f of fields (B, N, N), by sine transforms."""
+    """Compute L^-1 f of fields (B, N, N), by sine transforms."""
     return sines @ ((sines @ f @ sines) / eigenvalues) @ sines
 
 
 def bratu(lambda_: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The map phi of each sample's λ, (B,)."""
+    """Return the map phi of each sample's λ, (B,)."""
     return lambda u: inverse_laplacian(lambda_[:, None, None] * u.exp())
 
 
 def sparse_newton(value: float) -> np.ndarray:
-    """The solution by Newton's method with a sparse LU factorization, (N, N)."""
+    """Solve by Newton's method with a sparse LU factorization, (N, N)."""
     second = scipy.sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(N, N))
     L = (N + 1) ** 2 * scipy.sparse.kronsum(second, second, "csc")
     u = np.zeros(N * N)

@@ -26,14 +26,14 @@ true = torch.tensor([2.0, 0.5], dtype=torch.float64)
 
 
 def potentials(f: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
-    """f and g after one update of Sinkhorn from f, (B, M) each; f has mean 0."""
+    """Update f and g, (B, M) each, as Sinkhorn does; f has mean 0."""
     g = -EPSILON * torch.logsumexp((f[:, :, None] - C) / EPSILON, 1)
     f = -EPSILON * torch.logsumexp((g[:, None] - C) / EPSILON, 2)
     return f - f.mean(1, keepdim=True), g
 
 
 def plan(w: Tensor, layer: FixedPoint) -> Tensor:
-    """The plan of transport under the cost of weights w, (M, M): its rows and columns sum to 1."""
+    """Compute the plan under the cost of weights w, (M, M): rows and columns sum to 1."""
     C = squares @ w
     f = layer(lambda f: potentials(f, C)[0], torch.zeros(1, M, dtype=torch.float64)).check().z
     _, g = potentials(f, C)

@@ -31,17 +31,17 @@ layer = FixedPoint(Anderson(rtol=1e-12))
 
 
 def prices(z: Tensor) -> Tensor:
-    """(B, 5) of the logarithms of the last four."""
+    """Compute prices, (B, 5), from the logarithms of the last four."""
     return torch.cat([torch.zeros_like(z[:, :1]), z], 1).exp()
 
 
 def incomes(p: Tensor, tax: Tensor) -> Tensor:
-    """What each trader can spend, (B, 60), with a tax (B, 1)."""
+    """Compute what each trader can spend, (B, 60), with a tax (B, 1)."""
     return p @ owned.T * (1 - tax) + tax * (p @ owned.mean(0))[:, None]
 
 
 def phi(z: Tensor, tax: Tensor, sigma: float) -> Tensor:
-    """The crier's next logarithms of prices, (B, 4)."""
+    """Update the logarithms of prices, (B, 4), as the crier does."""
     p = prices(z)
     wished = taste * p[:, None] ** -sigma
     wished = wished / (wished * p[:, None]).sum(2, keepdim=True)
@@ -50,20 +50,20 @@ def phi(z: Tensor, tax: Tensor, sigma: float) -> Tensor:
 
 
 def equilibrium(tax: Tensor, sigma: float) -> Tensor:
-    """Prices (B, 5) that clear the market, with their gradient in the tax (B, 1)."""
+    """Find the prices (B, 5) that clear the market, with their gradient in the tax (B, 1)."""
     z0 = torch.zeros(len(tax), GOODS - 1, dtype=torch.float64)
     return prices(layer(lambda z: phi(z, tax, sigma), z0).check().z)
 
 
 def closed_form(tax: Tensor) -> Tensor:
-    """Prices with σ = 1: spending is linear in p, (S - E) p = 0 with p_1 = 1."""
+    """Solve for prices with σ = 1: spending is linear in p, (S - E) p = 0 with p_1 = 1."""
     shared = (1 - tax) * owned + tax * owned.mean(0)
     matrix = torch.diag(owned.sum(0)) - taste.T @ shared
     return torch.cat([torch.ones(1), -torch.linalg.solve(matrix[1:, 1:], matrix[1:, 0])])
 
 
 def real_income(tax: Tensor, sigma: float) -> Tensor:
-    """Of the poorest tenth, mean income over the price of what they like, (B,)."""
+    """Compute, of the poorest tenth, mean income over the price of what they like, (B,)."""
     p = equilibrium(tax, sigma)
     return incomes(p, tax)[:, poorest].mean(1) / (p @ taste[poorest].mean(0))
 

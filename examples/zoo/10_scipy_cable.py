@@ -27,18 +27,18 @@ HOOKS = torch.tensor([[0.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
 
 
 def shape(z: Tensor) -> Tensor:
-    """Positions of all points, hooks included, (M + 2, 2), of z, (2 M,)."""
+    """List the positions of all points, hooks included, (M + 2, 2), of z, (2 M,)."""
     return torch.cat([HOOKS[:1], z.view(M, 2), HOOKS[1:]])
 
 
 def energy(z: Tensor, rest: Tensor) -> Tensor:
-    """E in joules of z, (2 M,) in meters, and rest lengths (M + 1,)."""
+    """Compute E in joules of z, (2 M,) in meters, and rest lengths (M + 1,)."""
     length = shape(z).diff(dim=0).norm(dim=1)
     return STIFFNESS * (length - rest).square().sum() / 2 + WEIGHT * z[1::2].sum()
 
 
 def hang(rest: Tensor, start: Tensor) -> Tensor:
-    """z at rest, (2 M,), by SciPy, with the gradient of a root of the force."""
+    """Find z at rest, (2 M,), by SciPy, with the gradient of a root of the force."""
     force = torch.func.grad(lambda z: energy(z, rest))
     found = scipy.optimize.minimize(
         lambda z: energy(torch.from_numpy(z), rest).item(),
@@ -71,8 +71,8 @@ for step in range(4):
         rest -= torch.linalg.solve(slopes, missed)
 
 parabola = torch.stack([x, -4 * SAG * x * (1 - x)], 1).flatten()
-pull = WEIGHT / (8 * SAG / (M + 1) ** 2)  # tension of a spring by its length
-exact = shape(parabola).diff(dim=0).norm(dim=1) * (1 - pull / STIFFNESS)
+tension = WEIGHT / (8 * SAG / (M + 1) ** 2)  # tension of a spring by its length
+exact = shape(parabola).diff(dim=0).norm(dim=1) * (1 - tension / STIFFNESS)
 print(
     f"closed form: positions at most {(z - parabola).abs().max():.0e} m away, "
     f"rest lengths {(rest - exact).abs().max():.0e} m"

@@ -30,12 +30,12 @@ v.requires_grad_()
 
 
 def levels(n: Tensor) -> tuple[Tensor, Tensor]:
-    """Energies (B, L) and orbitals (B, L, L) in the mean field of densities n, (B, L)."""
+    """Compute energies (B, L) and orbitals (B, L, L) in the mean field of densities n, (B, L)."""
     return torch.linalg.eigh(hopping + torch.diag_embed(v + (n - 1) @ repulsion))
 
 
 def chemical_potential(energies: Tensor) -> Tensor:
-    """mu, (B, 1), with which Fermi's function fills the levels by L electrons: a root itself."""
+    """Find mu, (B, 1), that fills the levels by L electrons: a root itself."""
 
     def too_many(mu: Tensor) -> Tensor:
         return 2 * torch.sigmoid((mu - energies) / TEMPERATURE).sum(1, keepdim=True) - L
@@ -44,7 +44,7 @@ def chemical_potential(energies: Tensor) -> Tensor:
 
 
 def phi(n: Tensor) -> Tensor:
-    """The density of L electrons in the mean field of n, (B, L)."""
+    """Compute the density of L electrons in the mean field of n, (B, L)."""
     energies, orbitals = levels(n)
     mu = chemical_potential(energies)
     occupation = 2 * torch.sigmoid((mu - energies) / TEMPERATURE)
