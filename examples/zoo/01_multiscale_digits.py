@@ -2,7 +2,7 @@
 A multi-scale equilibrium reads digits
 ======================================
 
-The state is a tree: features of an image at 16 x 16, 8 x 8 and 4 x 4 points, that settle together,
+A state that is a tree: features of an image at 16 x 16, 8 x 8 and 4 x 4 points, settled together ::
 
     z_i = phi_i(z) = tanh(conv_i(z_i) + sum_j resampled(z_j) + x_i),   i = 1, 2, 3,
 

@@ -3,7 +3,7 @@ One transformer block, to its equilibrium
 =========================================
 
 Windows of 128 samples of a phone's nine motion sensors, cut into 16 tokens of 8 samples. A single
-transformer block with one set of weights is applied until its output no longer changes:
+transformer block with one set of weights is applied until its output no longer changes::
 
     z = phi(z) = x + attention(norm(z)) + mlp(norm(z)),
 

@@ -4,7 +4,7 @@ An implicit graph network
 
 Zachary's karate club: 34 members, 78 friendships, and two factions after a quarrel between its
 trainer (member 0) and its manager (member 33). Of all labels the network sees those two alone, and
-these two members alone have an input. Its layer is
+these two members alone have an input. Its layer is ::
 
     Z = phi(Z) = tanh(A Z W + X),   ||W|| = 0.95,
 

@@ -3,7 +3,7 @@ An implicit neural image
 ========================
 
 Terrain as a function: a network takes two coordinates and returns the height there. Its hidden
-layer is an equilibrium,
+layer is an equilibrium::
 
     z = phi(z) = sin(W z + U x + b),   ||W|| <= 0.9,
 

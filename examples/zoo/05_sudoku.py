@@ -2,7 +2,7 @@
 A reasoner of 4 x 4 Sudoku, started many times
 ==============================================
 
-A tiny network reads its own proposal over and over, until it agrees with it:
+A tiny network reads its own proposal over and over, until it agrees with it::
 
     z = phi(z) = norm(x + mlp(z, means of z over each cell's row, column and box)),
 

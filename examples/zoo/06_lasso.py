@@ -3,7 +3,7 @@ LASSO, and the slope of its weight
 ==================================
 
 A signal of 200 numbers has 12 that are not zero, and 120 random sums of them are measured, with
-noise: b = A z + noise. LASSO finds it from fewer measurements than unknowns:
+noise: b = A z + noise. LASSO finds it from fewer measurements than unknowns::
 
     z*(λ) = argmin |A z - b|^2 / 2 + λ |z|_1 is the fixed point of a proximal step,
     phi(z) = soft(z - s A^T (A z - b), s λ), soft(v, w) = sign(v) max(|v| - w, 0).

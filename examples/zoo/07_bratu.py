@@ -4,7 +4,7 @@ Bratu's equation, preconditioned
 
 The steady temperature of a reacting square, -Δu = λ exp(u) with u = 0 on its edge. On a grid of
 101 x 101 points u is a state of D = 10^4. The five-point Laplacian L is diagonal in sines, so that
-L^-1 costs four products of 101 x 101, and the equation is the fixed point
+L^-1 costs four products of 101 x 101, and the equation is the fixed point ::
 
     u = phi(u) = L^-1 λ exp(u),
 

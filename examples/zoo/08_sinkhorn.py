@@ -3,7 +3,7 @@ A Sinkhorn layer learns a cost from its plan
 ============================================
 
 Forty sources and forty sinks in the plane, each of equal mass. The plan of entropic transport,
-P_ij = exp((f_i + g_j - C_ij) / ε), has the right sums where its potentials are a fixed point,
+P_ij = exp((f_i + g_j - C_ij) / ε), has the right sums where its potentials are a fixed point::
 
     f = phi(f): g_j = -ε logsumexp_i((f_i - C_ij) / ε), f_i = -ε logsumexp_j((g_j - C_ij) / ε),
 

@@ -3,7 +3,7 @@ A market, and the tax that reaches a goal
 =========================================
 
 Sixty traders own five goods and buy with the elasticity of substitution σ. Walras' crier raises the
-price of what is in demand and lowers that of what is not, until the markets are clear:
+price of what is in demand and lowers that of what is not, until the markets are clear::
 
     z = phi(z) = z + log demand(p) - log supply,   z = log p.
 

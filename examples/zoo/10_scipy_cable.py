@@ -3,7 +3,7 @@ A solution by SciPy, differentiated
 ===================================
 
 A cable of 21 springs hangs between two hooks under its own weight: its 20 masses are at rest where
-the energy
+the energy ::
 
     E(z) = sum_k stiffness (length_k(z) - rest_k)^2 / 2 + weight sum_k height_k(z)
 

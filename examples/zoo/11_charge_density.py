@@ -3,7 +3,7 @@ Self-consistent charge, mixed
 =============================
 
 Electrons on a chain of 60 sites, hopping 1, at temperature T = 0.05, repel each other and see a few
-impurities v. Each moves in the mean field of all, and so the density n is a fixed point:
+impurities v. Each moves in the mean field of all, and so the density n is a fixed point::
 
     n = phi(n) = 2 diag f(H(n)), H(n) = hopping + diag(v + K (n - 1)), f = Fermi's function,
 
