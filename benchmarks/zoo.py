@@ -132,7 +132,7 @@ def step(solve: Callable[[], Tree], parameters: list[Tensor]) -> Tree:
     z = solve()
     leaves = z if isinstance(z, tuple) else (z,)
     loss = sum((leaf.square().sum() for leaf in leaves), torch.tensor(0.0))
-    torch.autograd.grad(loss, parameters, retain_graph=True)  # of what phi closes over
+    torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
     return z
 
 
