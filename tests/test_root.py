@@ -6,7 +6,18 @@ import scipy.optimize
 import torch
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from fixpoint import Anderson, FixedPoint, Implicit, Newton, Phantom, Root, Unrolled, solve_root
+from fixpoint import (
+    Anderson,
+    FixedPoint,
+    Implicit,
+    LevenbergMarquardt,
+    Newton,
+    Phantom,
+    Root,
+    Unrolled,
+    solve,
+    solve_root,
+)
 from fixpoint._roots import RootMap, scale_at
 
 TIGHT = {"rtol": 1e-13, "atol": 1e-14, "max_iter": 100}
@@ -178,3 +189,19 @@ def test_a_root_is_a_fixed_point_of_its_map():
     assert torch.allclose(
         FixedPoint(Anderson(**TIGHT))(root, torch.zeros_like(X)).z, exact(A, X), atol=1e-11
     )
+
+
+@pytest.mark.parametrize("solver", [Newton(rtol=1e-12), LevenbergMarquardt(rtol=1e-12)])
+def test_a_layer_makes_the_updates_of_a_solve(solver):
+    """The first evaluation of a layer has its graph, so that its first step has the Jacobian."""
+
+    def F(z):
+        return -0.5 * z + 0.1 * torch.cos(z) + 1
+
+    z0 = torch.zeros(1, 2, dtype=torch.float64)
+    assert Root(solver)(F, z0).iterations.equal(solve_root(F, z0, solver).iterations)
+
+    def phi(z):
+        return 3 * z + torch.sin(z) - 1
+
+    assert FixedPoint(solver)(phi, z0).iterations.equal(solve(phi, z0, solver).iterations)

@@ -48,9 +48,12 @@ class _FirstWithGradient:
         if not self.is_first:
             return self.phi(z)
         self.is_first = False
+        differentiated = torch.is_grad_enabled()  # by the solver, which needs the graph
         with gradients(reverse=self.reverse):
             fz = self.phi(z)
-        return fz.detach()
+        if not differentiated:
+            return fz.detach()
+        return self.phi(z) if inside_forward_mode() else fz
 
 
 class _AlwaysWithGradient(_FirstWithGradient):
