@@ -226,7 +226,14 @@ class Solution:
         """Whether each sample met its tolerance, (B,) bool."""
         return self.result == Result.CONVERGED.value
 
-    def error_estimate(self, phi: Map, *, products: int = 8, batched: bool = True) -> ErrorEstimate:
+    def error_estimate(
+        self,
+        phi: Map,
+        *,
+        products: int = 8,
+        batched: bool = True,
+        groups: Tensor | None = None,
+    ) -> ErrorEstimate:
         """Estimate the error of z, and the rate at which plain updates would converge.
 
         A small residual means a small error only where the rate, the size of J along its slowest
@@ -238,7 +245,7 @@ class Solution:
         Args:
             phi: the map that was solved.
             products: J times a vector, each one evaluation of phi.
-            batched: as for the solve.
+            batched, groups: as for the solve.
 
         Example:
             >>> import torch
@@ -251,11 +258,14 @@ class Solution:
             >>> round(1 - solution.z.item(), 3)
             0.002
         """
-        packing = Packing(self.z, batched=batched)
+        packing = Packing(self.z, batched=batched, groups=groups)
         packed, z = packing.wrap(phi), packing.pack(self.z)
         with torch.no_grad():
             error, rate = krylov_error(packed, z, products)
-        return ErrorEstimate(error / z.shape[1] ** 0.5, rate)
+        size: float | Tensor = float(z.shape[1])
+        if packing.groups is not None:
+            size = torch.from_numpy(packing.groups.fill(packing.columns).sum(1)).to(error)
+        return ErrorEstimate(error / size**0.5, rate)
 
     def check(self) -> Solution:
         """Return self, or say which samples failed and what to do.

@@ -79,6 +79,7 @@ def test_help_shows_the_signature():
         "solver",
         "t",
         "batched",
+        "groups",
         "has_aux",
     ]
     assert list(inspect.signature(Phantom).parameters) == ["steps", "beta", "failed", "value"]

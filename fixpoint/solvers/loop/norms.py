@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fixpoint._groups import groups_of
 from fixpoint._torch import to_host
 
 Norm = Callable[[Tensor], Tensor]
@@ -37,7 +38,8 @@ class Norms:
     Attributes:
         rtol, atol: as they apply to these sizes; atol is a number, or one for each leaf, (L,).
             Where there is no tolerance, rtol is 1: residuals are relative to phi(z).
-        unit: the size of a state of ones, by which an RMS differs from the 2-norm.
+        unit: the size of a state of ones, by which an RMS differs from the 2-norm. Where samples
+            are groups of rows, atol and unit have an axis of samples in front.
         eps: relative spacing of the numbers that phi computes with.
         safe: least size whose square keeps all its digits in the dtype of the norms.
 
@@ -52,6 +54,7 @@ class Norms:
 
     def __init__(self, z: Tensor, tolerance: Tolerance, columns: Sequence[int] = ()) -> None:
         self.norm, leaf_atol = tolerance.norm, tolerance.leaf_atol
+        groups = groups_of(columns)
         columns = columns or (z.shape[1],)
         if leaf_atol is not None and len(leaf_atol) != len(columns):
             raise ValueError(
@@ -71,12 +74,14 @@ class Norms:
             self.atol = np.array(
                 [tolerance.atol] * len(columns) if leaf_atol is None else leaf_atol
             )
-            self.unit = np.sqrt(np.maximum(columns, 1))
+            self.unit = np.sqrt(np.maximum(columns if groups is None else groups.fill(columns), 1))
         elif leaf_atol is not None:
             self.atol = leaf_atol[0]
         if self.norm is None:  # RMS on both sides: the factor 1 / sqrt(D) moves to atol
             if self.columns is None:
                 self.unit = math.sqrt(max(columns[0], 1))
+                if groups is not None:
+                    self.unit = np.sqrt(np.maximum(groups.fill(columns)[:, 0], 1))
             self.atol = self.atol * self.unit
         self.relative_atol = tolerance.relative_atol and leaf_atol is None
 
