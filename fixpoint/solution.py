@@ -30,6 +30,8 @@ class Result(IntEnum):
     STALLED = 3
     NONFINITE = 4
     FALLBACK = 5
+    STOPPED = 6
+    ACCEPTED = 7
 
 
 class Stall(IntEnum):
@@ -75,6 +77,11 @@ RESULT_TEXT: dict[Result, str] = {
         "step: its states are right, but nothing was gained; lower the window, choose another "
         'jacobian, or use the sequential path (time="sequential") where most samples do this'
     ),
+    Result.STOPPED: (
+        "the batch ended before the sample had converged, as the fraction of samples had that "
+        '`stop` asks for: raise it, or take stop="each"'
+    ),
+    Result.ACCEPTED: "stop_when accepted the state; its residual is above the tolerance",
 }
 
 SLOW = 0.9
@@ -223,8 +230,8 @@ class Solution:
 
     @property
     def converged(self) -> Tensor:
-        """Whether each sample met its tolerance, (B,) bool."""
-        return self.result == Result.CONVERGED.value
+        """Whether each sample met its tolerance, or the test of `stop_when`, (B,) bool."""
+        return (self.result == Result.CONVERGED.value) | (self.result == Result.ACCEPTED.value)
 
     def error_estimate(
         self,
@@ -274,7 +281,7 @@ class Solution:
         those that fell back to the sequential path: their states are right.
 
         Raises:
-            ConvergenceError: a sample is MAX_ITER, STALLED or NONFINITE.
+            ConvergenceError: a sample is MAX_ITER, STALLED, NONFINITE or STOPPED.
         """
         if bool(has_failed(self.result).any()):
             raise ConvergenceError(describe_failures(self.result, self.stall))
@@ -288,6 +295,8 @@ _SHORT = {
     Result.STALLED: "stalled",
     Result.NONFINITE: "not finite",
     Result.FALLBACK: "solved step by step",
+    Result.STOPPED: "stopped with the batch",
+    Result.ACCEPTED: "accepted by stop_when",
 }
 
 
@@ -297,13 +306,14 @@ def _plural(count: int, what: str) -> str:
 
 def has_failed(result: Tensor) -> Tensor:
     """Which samples have a z that does not solve their problem, of the shape of `result`."""
-    return (result > Result.FIXED_STEPS.value) & (result != Result.FALLBACK.value)
+    failed = (result > Result.FIXED_STEPS.value) & (result != Result.FALLBACK.value)
+    return failed & (result != Result.ACCEPTED.value)
 
 
 def describe_failures(result: Tensor, stall: Tensor | None = None) -> str:
     """Counts and remedies of the samples that did not converge, in one sentence a kind."""
     parts = []
-    for code in (Result.MAX_ITER, Result.STALLED, Result.NONFINITE):
+    for code in (Result.MAX_ITER, Result.STALLED, Result.NONFINITE, Result.STOPPED):
         if stall is not None and code == Result.STALLED:
             causes = _counts(stall, len(Stall))
             parts += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from fixpoint.failure import (
 )
 from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Anderson, Broyden, Solver, make_solver
+from fixpoint.solvers.base import ALONE, IterativeSolver
 from fixpoint.tracing import Closure, at_level_zero, closure_convert
 
 Start = Callable[[Tensor], Tensor]
@@ -243,7 +245,9 @@ def _closure_at(
 
 def _default_adjoint(solver: Solver, dtype: torch.dtype) -> Solver:
     if solver.has_tolerance:
-        quiet = {"leaf_atol": None} | ({"record": None} if hasattr(solver, "record") else {})
+        quiet: dict[str, Any] = {"leaf_atol": None}
+        quiet |= {"record": None} if hasattr(solver, "record") else {}
         solver = solver.as_adjoint()
+        quiet |= ALONE if isinstance(solver, IterativeSolver) else {}
         return solver.with_options(atol=0.0, rtol=solver.rtol or solver.atol, **quiet)
     return Anderson(max_iter=100, rtol=100 * torch.finfo(dtype).eps, atol=0.0)

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fixpoint._torch import versions
+from fixpoint._torch import to_host, versions
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution, Trace
 from fixpoint.solvers._rowwise import choose_rows
 from fixpoint.solvers.loop import rules
-from fixpoint.solvers.loop.norms import LoopOptions, Norms
+from fixpoint.solvers.loop.norms import LoopOptions, Norms, checked_test
 from fixpoint.solvers.loop.rules import Measures, Rules, Status
 
 CHANGED = (
@@ -56,7 +56,7 @@ class Course:
         self, options: CourseOptions, z: Tensor, norms: Norms, *, every: int, most: int
     ) -> None:
         self.options, self.norms, self.most = options, norms, most
-        self.rules = Rules.of(norms, backtracks=options.backtracks, restarts=options.restarts)
+        self.rules = Rules.of(norms, options)
         self.keep_best = options.keeps_best
         self.every, self.next_check = every, 0
         self.updates = self.looked = self.evaluations = 0
@@ -139,6 +139,8 @@ class Course:
         status = self.status
         if k == 0 or k % rules.FLOOR_CHECK == 0 or m.size.ndim == 2:
             return False
+        if self.options.stop_when is not None:
+            return False
         with np.errstate(all="ignore"):
             r = m.residual / (self.norms.rtol * m.size + self._atol)
             calm = (r > 1) & (r < status.best_r) & (m.size <= self._bound)
@@ -172,7 +174,7 @@ class Course:
             before = before._replace(plain=before.plain & False)
         with np.errstate(all="ignore"):
             distance = self._distance(z, fz, m) if k else None
-            status = rules.observe(np, self.rules, before, k, m, distance)
+            status = rules.observe(np, self.rules, before, k, m, distance, self._accepts(z, fz))
             finite = rules.are_finite(m)
             if k and torch.is_grad_enabled() and (before.active & ~finite).any():
                 fz = self._evaluate_again(z, fz, phi, finite)
@@ -185,6 +187,13 @@ class Course:
         self._keep_best(z, status)
         self._follow(before, status)
         return z, fz
+
+    def _accepts(self, z: Tensor, fz: Tensor) -> np.ndarray | None:
+        """Samples that the test of the solver accepts, (B,)."""
+        test = self.options.stop_when
+        if test is None:
+            return None
+        return to_host(checked_test(test(z.detach(), fz.detach()), z))
 
     def _distance(self, z: Tensor, fz: Tensor, m: Measures) -> np.ndarray | None:
         """To the solution by the secant of the last step, where a grown state may be one."""
@@ -223,7 +232,7 @@ class Course:
     def _follow(self, before: Status, status: Status) -> None:
         """Note for the loop what has changed."""
         self.status = status
-        self.done = not status.active.any()
+        self.done = not status.active.any() or bool(rules.has_enough(self.rules, status))
         self.coupled = bool(status.coupled)
         self.restarting = None
         if status.restarting.any():
@@ -243,7 +252,7 @@ class Course:
         with np.errstate(all="ignore"):
             result, stall = rules.finish(np, self.rules, self.status, self.updates, self.m)
             atol_decides = rules.atol_decides(np, self.rules, self.status, self.m)
-        r, solved = self.status.r, self.status.r <= 1
+        r, solved = self.status.r, (self.status.r <= 1) | self.status.accepted
         iterations = np.where(self.status.active, self.updates, self.status.iterations)
         if self.keep_best and not solved.all():
             z = choose_rows(self._on_device(solved), z, self.best_z)

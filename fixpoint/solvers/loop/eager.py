@@ -19,6 +19,7 @@ from fixpoint.solution import Result, Solution
 from fixpoint.solvers._rowwise import choose_rows
 from fixpoint.solvers.loop.course import Course, CourseOptions
 from fixpoint.solvers.loop.finished import stop_finished
+from fixpoint.solvers.loop.noise import NoiseOptions, with_noise
 from fixpoint.solvers.loop.norms import Norms
 from fixpoint.solvers.loop.watch import Record, Settling
 from fixpoint.solvers.loop.whole import RowNorms, as_one, derivatives_as_one, join
@@ -30,7 +31,7 @@ VMAP = (
 )
 
 
-class Iteration(CourseOptions, Protocol):
+class Iteration(CourseOptions, NoiseOptions, Protocol):
     """What the loop needs of a solver; see `IterativeSolver`."""
 
     max_iter: int
@@ -116,6 +117,7 @@ def _to_tolerance(
             start, fz = stop_finished(course.active, (z, fz))
             state = stop_finished(course.active, state) if solver.state_has_rows else state
         proposal, state = solver.update(k, start, fz, state, **given)
+        proposal = with_noise(solver, proposal, start)
         z = course.freeze(proposal, z)
         if k + 1 == track_from:
             z, state = _detached(solver, z, state)
@@ -169,7 +171,8 @@ def make_updates(
         start, fz = watch.stop_settled((start, fz))
         if solver.state_has_rows:
             state = watch.stop_settled(state)
-        z, state = solver.update(k, start, fz, state, **given)
+        moved, state = solver.update(k, start, fz, state, **given)
+        z = with_noise(solver, moved, start)
     evaluations = solver.max_iter
     if watch.looks:
         watch.note(z, phi(watch.stop_settled(z)))

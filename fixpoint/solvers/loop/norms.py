@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,10 @@ from fixpoint._torch import to_host
 
 Norm = Callable[[Tensor], Tensor]
 """Size of each sample: (B, D) -> (B,)."""
+Test = Callable[[Tensor, Tensor], Tensor]
+"""Whether each sample may end at z with phi(z): (B, D), (B, D) -> (B,) bool."""
+Stop = Literal["each", "all"] | float
+"""When a batch ends; see `IterativeSolver`."""
 
 
 class Tolerance(NamedTuple):
@@ -148,6 +152,17 @@ class Norms:
         return to_host(torch.stack(sizes)).astype(np.float64)
 
 
+def checked_test(accepts: Tensor, z: Tensor) -> Tensor:
+    """What `stop_when` has returned for states z, (B, D), if it is of the right kind."""
+    if not isinstance(accepts, Tensor) or accepts.dtype != torch.bool or accepts.dim() != 1:
+        raise TypeError(f"stop_when must return a bool for each sample, (B,); got {accepts!r}")
+    if len(accepts) != len(z):
+        raise ValueError(
+            f"stop_when must return a bool for each of {len(z)} samples; got {len(accepts)}"
+        )
+    return accepts
+
+
 def resolution(z: Tensor) -> float:
     """Relative spacing of the numbers that phi computes with, which autocast may lower."""
     eps = torch.finfo(z.dtype).eps
@@ -163,6 +178,10 @@ def smallest_safe_norm(dtype: torch.dtype) -> float:
 
 class LoopOptions(Protocol):
     """What any loop, on the host or in a graph, asks of a solver; see `IterativeSolver`."""
+
+    min_iter: int
+    stop: Stop
+    stop_when: Test | None
 
     @property
     def keeps_best(self) -> bool: ...
