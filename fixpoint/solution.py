@@ -185,6 +185,7 @@ class Solution:
         atol_decides: whether atol is the larger part of the tolerance of each sample, (B,) bool:
             the state is then small beside it. None where nothing was measured.
         aux: by-product of phi at z, where it returns one (`has_aux=True`); else None.
+        start: of `multi_start`: the number of the start that each sample takes, (B,) int64.
 
     Example:
         >>> import torch
@@ -208,6 +209,7 @@ class Solution:
     coupled: bool = False
     atol_decides: Tensor | None = None
     aux: Any = None
+    start: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"Solution({self.describe()})"

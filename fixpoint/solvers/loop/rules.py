@@ -48,6 +48,7 @@ class Rules(NamedTuple):
     tiny: the least normal number of the dtype of residuals.
     together: whether samples move until all have converged.
     fraction: of the samples, that ends the batch when it has converged.
+    most: updates of a sample, where samples may begin one after the other.
     The others: see `Norms` and `IterativeSolver`.
     """
 
@@ -63,6 +64,7 @@ class Rules(NamedTuple):
     min_iter: int = 0
     together: bool = False
     fraction: float = 1.0
+    most: float = np.inf
 
     @classmethod
     def of(cls, norms: Norms, options: LoopOptions | None = None, *, alone: bool = False) -> Rules:
@@ -175,7 +177,7 @@ def observe(
     distance: Array | None = None,
     accepts: Array | None = None,
 ) -> Status:
-    """The status after update k, 0 for the start.
+    """The status after update k, 0 for the start; of each sample, (B,), where they differ.
 
     Args:
         accepts: samples that `stop_when` accepts, where there is one.
@@ -192,7 +194,10 @@ def observe(
     lost_now = status.active & lost
     restarting = lost_now & ~status.plain if rules.restarts else lost_now & False
     nonfinite = status.nonfinite | (lost_now & ~restarting)
-    coupled = status.coupled | (~status.active & ~ended & ~(r <= 1)).any()
+    left = ~status.active & ~ended & ~(r <= 1)
+    if rules.most < np.inf:
+        left = left & (k <= rules.most)
+    coupled = status.coupled | left.any()
     r = xp.where(lost | ended, status.r, r)
     moving = ~ended & ~nonfinite
     settled = (r <= 1) if accepts is None else (r <= 1) | (accepts & finite)
@@ -200,6 +205,8 @@ def observe(
     if rules.together:
         settled = settled & (settled | ~moving).all()
     active = moving & ~settled
+    if rules.most < np.inf:
+        active = active & (k < rules.most)
     improved = (r < status.best_r) & ~lost
     plain = (status.plain & (k == 0)) | restarting
     return status._replace(
@@ -297,6 +304,9 @@ def finish(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -> tupl
     """`Result` and `Stall` codes of each sample after the last update k, (B,) each."""
     lost = status.nonfinite | ((status.r == np.inf) & _has_no_residual(rules, status))
     going = status.active
+    if rules.most < np.inf:
+        ended = lost | (status.stall > 0) | status.accepted | (status.r <= 1)
+        going = going | (~ended & (k >= rules.most))
     slow = has_stalled(status.best_update, k) & going
     stall = xp.where(slow, int(Stall.NO_PROGRESS), 0 * status.stall)
     denied = going & (plain_residual(xp, rules, status, m) <= 1)
