@@ -183,7 +183,7 @@ class _FixedForm:
 def _checked(solver: Solver) -> IterativeSolver:
     if not isinstance(solver, IterativeSolver) or not solver.has_fixed_form:
         raise NotImplementedError(
-            f"{type(solver).__name__} has no state in which a sample can begin anew: take Picard, "
+            f"{type(solver).__name__} has no state in which a sample can begin: take Picard, "
             "DampedPicard, Anderson, SQUAREM or Broyden(memory=m)"
         )
     if not solver.state_has_rows or not solver.has_tolerance:

@@ -1,4 +1,4 @@
-"""Several starts for each sample, of which the best solution is taken."""
+"""The best solution of each sample from several starts."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ class IterativeSolver(Solver):
             search.
         generator: of the noise, for the same numbers each time; torch's own if not given.
 
-    The last five hold for the solve, and not for an adjoint that `Implicit` makes of this solver.
+    The last five hold for the solve, and not for the adjoint that `Implicit` solves by default.
 
     Raises:
         ValueError: a value is out of range, `record` or `stop` is unknown, or the solver takes no
