@@ -426,8 +426,9 @@ class IterativeSolver(Solver):
         parts = [super().extra_repr()]
         if self.record is not None:
             parts.append(f"record={self.record!r}")
-        if self.check_every != 1:
-            parts.append(f"check_every={self.check_every}")
+        for name, plain in (("check_every", 1), ("min_iter", 0), ("stop", "each"), ("noise", 0.0)):
+            if getattr(self, name) != plain:
+                parts.append(f"{name}={getattr(self, name)!r}")
         return ", ".join(parts)
 
 
