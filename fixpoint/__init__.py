@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fixpoint.failure import ConvergenceWarning
     from fixpoint.fixed_point import FixedPoint, solve
     from fixpoint.regularization import jac_reg
+    from fixpoint.resumable import ResumableSolve
     from fixpoint.root import Root, solve_root
     from fixpoint.rows import RowCheck, check_rows
     from fixpoint.solution import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         make_solver,
         register_torchdeq,
     )
+    from fixpoint.starts import multi_start
 
 __version__ = "0.1.0"
 
@@ -67,6 +69,7 @@ __all__ = [
     "Phantom",
     "Picard",
     "Result",
+    "ResumableSolve",
     "Reversible",
     "Root",
     "RowCheck",
@@ -82,6 +85,7 @@ __all__ = [
     "check_rows",
     "jac_reg",
     "make_solver",
+    "multi_start",
     "register_torchdeq",
     "solve",
     "solve_root",
@@ -93,10 +97,12 @@ _PLACES = (
     "failure",
     "fixed_point",
     "regularization",
+    "resumable",
     "root",
     "rows",
     "solution",
     "solvers",
+    "starts",
 )
 """Modules with the names of `__all__`."""
 

@@ -207,8 +207,9 @@ def outside_graph(f: Callable[..., R], *arguments: Any) -> R:
 outside_graph._torchdynamo_disable = True  # type: ignore[attr-defined]
 outside_graph._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
     "a graph holds solves by Picard, DampedPicard, InexactNewton, Anderson, Broyden(memory=m) and "
-    'SQUAREM, without record, with Implicit() or Phantom(), failed="zero" or "keep", and fixed '
-    "numbers of steps (rtol=0, atol=0) with Unrolled(); options belong to the solver, not the call"
+    'SQUAREM, without record and noise, with Implicit() or Phantom(), failed="zero" or "keep", and '
+    "fixed numbers of steps (rtol=0, atol=0) with Unrolled(); groups leave it, and options belong "
+    "to the solver, not the call"
 )
 
 

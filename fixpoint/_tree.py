@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fixpoint._groups import Columns, Groups
 from fixpoint._torch import tree_flatten, tree_structure, tree_unflatten
 
 Tree = Any
@@ -23,14 +24,24 @@ SINGLE = tree_structure(0)
 class Packing:
     """How the tree `z0` lies in a (B, D) matrix; complex numbers are pairs of real ones.
 
-    With `batched=False` the leaves have no batch axis and B = 1.
+    With `batched=False` the leaves have no batch axis and B = 1. With `groups`, (N,), the leaves
+    are (N, ...), and a row of the matrix is all that belongs to a group; see `Groups`.
 
     Raises:
-        TypeError: a leaf is not a floating-point or complex tensor, or dtypes or devices differ.
-        ValueError: no leaves, a 0-d leaf of a batched tree, or batch sizes that differ.
+        TypeError: a leaf is not a floating-point or complex tensor, dtypes or devices differ, or
+            groups is not a tensor of integers.
+        ValueError: no leaves, a 0-d leaf of a batched tree, batch sizes that differ, or groups that
+            are not numbers 0 .. G - 1 of the rows.
     """
 
-    def __init__(self, z0: Tree, *, batched: bool = True, name: str = "phi") -> None:
+    def __init__(
+        self,
+        z0: Tree,
+        *,
+        batched: bool = True,
+        groups: Tensor | None = None,
+        name: str = "phi",
+    ) -> None:
         self.name = name  # of the map, in messages
         single = isinstance(z0, Tensor)
         leaves, self.structure = ([z0], SINGLE) if single else tree_flatten(z0)
@@ -42,16 +53,34 @@ class Packing:
         self.dtypes = [leaf.dtype for leaf in leaves]
         self.dtype = _real_dtype(leaves[0])
         self.rows = leaves[0].shape[0] if batched else 1
-        self.columns = [
+        self.columns: Sequence[int] = [
             math.prod(shape) * (2 if dtype.is_complex else 1)
             for shape, dtype in zip(self.features, self.dtypes, strict=True)
         ]
         self.is_matrix = single and batched and z0.dim() == 2 and not z0.is_complex()
+        self.groups: Groups | None = None
+        if groups is not None:
+            self._group(groups, leaves[0].device)
+
+    def _group(self, groups: Tensor, device: torch.device) -> None:
+        if not self.batched:
+            raise ValueError(
+                "groups are samples of a batch, and batched=False makes all rows one sample: leave "
+                "one of them out"
+            )
+        self.groups, self.is_matrix = Groups(groups, self.rows, device), False
+        self.columns = Columns([d * self.groups.largest for d in self.columns], self.groups)
 
     @property
     def advice(self) -> str:
         """A question to ask where the solve fails and z0 may have no batch axis."""
-        if not self.batched or len(self.shapes) > 1 or len(self.shapes[0]) > 1 or self.rows < 2:
+        if (
+            self.groups is not None
+            or not self.batched
+            or len(self.shapes) > 1
+            or len(self.shapes[0]) > 1
+            or self.rows < 2
+        ):
             return ""
         return (
             f"z0 of shape {tuple(self.shapes[0])} was read as {self.rows} samples of one number: "
@@ -69,22 +98,41 @@ class Packing:
         if self.is_matrix:
             return leaves[0]
         leaves = [torch.stack((x.real, x.imag), -1) if x.is_complex() else x for x in leaves]
-        flat = [
-            x.reshape(x.shape[0] if self.batched else 1, d)
-            for x, d in zip(leaves, self.columns, strict=True)
-        ]
+        if self.groups is None:
+            flat = [
+                x.reshape(x.shape[0] if self.batched else 1, d)
+                for x, d in zip(leaves, self.columns, strict=True)
+            ]
+        else:
+            flat = [self.groups.join(x.flatten(1) if x.dim() > 1 else x[:, None]) for x in leaves]
         return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
 
     def unpack(self, matrix: Tensor) -> Tree:
         """The (B, D) matrix as a tree of views."""
         if self.is_matrix:
             return matrix
-        parts, rows = matrix.split(self.columns, dim=1), matrix.shape[: int(self.batched)]
+        parts, rows = matrix.split(list(self.columns), dim=1), matrix.shape[: int(self.batched)]
+        if self.groups is not None:
+            parts, rows = [self.groups.split(x) for x in parts], self.shapes[0][:1]
         leaves = [
             (_as_complex(part) if dtype.is_complex else part).reshape((*rows, *shape))
             for part, shape, dtype in zip(parts, self.features, self.dtypes, strict=True)
         ]
         return tree_unflatten(leaves, self.structure)
+
+    def rows_of(self, matrices: Tensor) -> Tensor:
+        """States, (..., B, D), with the rows of z0, (..., N, D of a row)."""
+        if self.groups is None:
+            return matrices
+        parts = matrices.split(list(self.columns), dim=-1)
+        return torch.cat([self.groups.split(x) for x in parts], -1)
+
+    def matrix_of(self, rows: Tensor) -> Tensor:
+        """The state, (B, D), of the rows of z0, (N, D of a row)."""
+        if self.groups is None:
+            return rows
+        widths = [d // max(self.groups.largest, 1) for d in self.columns]
+        return torch.cat([self.groups.join(x) for x in rows.split(widths, 1)], 1)
 
     def start(self, z0: Tree) -> Tensor:
         """z0 as one (B, D) matrix that gradients may lead through."""

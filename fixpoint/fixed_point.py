@@ -40,6 +40,7 @@ def solve(
     *,
     t: int | None = None,
     batched: bool = True,
+    groups: Tensor | None = None,
     has_aux: bool = False,
 ) -> Solution:
     """Solve z = phi(z) from z0, without gradient.
@@ -56,6 +57,9 @@ def solve(
         t: time index, for solvers with steps of their own at each time.
         batched: False where the tensors of z0 have no batch axis, or where all rows depend on each
             other; the solution's per-sample tensors then have B = 1.
+        groups: a number 0 .. G - 1 for each row of z0, (N,), as the `batch` vector of graph
+            libraries. All rows of a number are one sample, which phi may couple: they have one
+            residual, tolerance, history and result, and `Solution` has a sample for each number.
         has_aux: whether phi returns (phi(z), aux). `Solution.aux` is that of one more evaluation,
             at z*; a layer differentiates it.
 
@@ -72,9 +76,9 @@ def solve(
                 [0.7391]])
     """
     solver = make_solver(solver)
-    if torch.compiler.is_compiling() and not solver.compiles:
-        return outside_graph(_solve, phi, z0, solver, t, batched, has_aux)
-    return _solve(phi, z0, solver, t, batched, has_aux)
+    if torch.compiler.is_compiling() and not (solver.compiles and groups is None):
+        return outside_graph(_solve, phi, z0, solver, t, batched, groups, has_aux)
+    return _solve(phi, z0, solver, t, batched, groups, has_aux)
 
 
 def _ready(backward: Backward | str | None) -> Backward:
@@ -92,14 +96,31 @@ def _ready(backward: Backward | str | None) -> Backward:
 
 
 def _solve(
-    phi: Map, z0: Tree, solver: Solver, t: int | None, batched: bool, has_aux: bool
+    phi: Map,
+    z0: Tree,
+    solver: Solver,
+    t: int | None,
+    batched: bool,
+    groups: Tensor | None,
+    has_aux: bool,
 ) -> Solution:
-    packing = Packing(z0, batched=batched)
+    packing = Packing(z0, batched=batched, groups=groups)
     with torch.no_grad():
         start, packed = packing.start(z0), packing.wrap(split_aux(phi) if has_aux else phi)
         solution = run_without_gradient(solver, packed, start, t)
-        solution = replace(solution, z=packing.unpack(solution.z.clone()))
+        solution = unpacked(solution, packing)
         return with_aux(solution, phi) if has_aux else solution
+
+
+def unpacked(solution: Solution, packing: Packing) -> Solution:
+    """The solution of (B, D) matrices with trees in memory of their own.
+
+    That of a matrix may be z0, or a tensor that phi returned and keeps.
+    """
+    trace = solution.trace
+    if trace is not None and trace.iterates is not None:
+        trace = trace._replace(iterates=packing.rows_of(trace.iterates))
+    return replace(solution, z=packing.unpack(solution.z.clone()), trace=trace)
 
 
 def split_aux(phi: Map, name: str = "phi") -> Map:
@@ -190,6 +211,7 @@ class FixedPoint(nn.Module):
         *,
         t: int | None = None,
         batched: bool = True,
+        groups: Tensor | None = None,
         has_aux: bool = False,
         **options: Unpack[IterativeOptions],
     ) -> Solution:
@@ -198,9 +220,9 @@ class FixedPoint(nn.Module):
         `options` of the solver, `max_iter`, `rtol`, ..., hold for this call alone.
         """
         compiling = torch.compiler.is_compiling()
-        if compiling and (options or not self.compiles):
-            return outside_graph(self._solve, phi, z0, t, batched, has_aux, dict(options))
-        return self._solve(phi, z0, t, batched, has_aux, options)
+        if compiling and (options or groups is not None or not self.compiles):
+            return outside_graph(self._solve, phi, z0, t, batched, groups, has_aux, dict(options))
+        return self._solve(phi, z0, t, batched, groups, has_aux, options)
 
     @property
     def compiles(self) -> bool:
@@ -218,6 +240,7 @@ class FixedPoint(nn.Module):
         z0: Tree,
         t: int | None,
         batched: bool,
+        groups: Tensor | None,
         has_aux: bool,
         options: IterativeOptions,
     ) -> Solution:
@@ -225,7 +248,7 @@ class FixedPoint(nn.Module):
         if options:
             solver = solver.with_options(**options)
             self.backward.check(solver)
-        return self.solve_by(solver, phi, z0, t=t, batched=batched, has_aux=has_aux)
+        return self.solve_by(solver, phi, z0, t=t, batched=batched, groups=groups, has_aux=has_aux)
 
     def solve_by(
         self,
@@ -235,16 +258,16 @@ class FixedPoint(nn.Module):
         *,
         t: int | None = None,
         batched: bool = True,
+        groups: Tensor | None = None,
         has_aux: bool = False,
     ) -> Solution:
         """The solution by another solver than that of the layer."""
-        packing = Packing(z0, batched=batched, name=self.map_name)
+        packing = Packing(z0, batched=batched, groups=groups, name=self.map_name)
         packed: MatrixMap = packing.wrap(split_aux(phi, self.map_name) if has_aux else phi)
         solution, packed = self._run(solver, packed, packing.start(z0), t)
         if solver.has_tolerance:
             solution = self._after_failures(solution, packed, packing)
-        # In memory of its own: it may be z0, or a tensor that phi returned and keeps.
-        solution = replace(solution, z=packing.unpack(solution.z.clone()))
+        solution = unpacked(solution, packing)
         return with_aux(solution, phi) if has_aux else solution
 
     def _run(

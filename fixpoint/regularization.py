@@ -17,6 +17,7 @@ def jac_reg(
     samples: int | None = 1,
     generator: torch.Generator | None = None,
     batched: bool = True,
+    groups: Tensor | None = None,
 ) -> Tensor:
     """||J||_F^2 / D of each sample, (B,), J = d phi / d z: a penalty to add to the loss.
 
@@ -36,7 +37,7 @@ def jac_reg(
         samples: number of random vectors, one usually being enough; None takes all D unit
             vectors, which gives the exact value.
         generator: of the random signs.
-        batched: as for `FixedPoint`.
+        batched, groups: as for `FixedPoint`.
 
     Source: Bai, Koltun, Kolter (2021), Stabilizing equilibrium models by Jacobian regularization,
         with signs in place of Gaussian numbers, whose variance is never smaller (Hutchinson
@@ -53,23 +54,27 @@ def jac_reg(
         >>> a.grad
         tensor(1.0000)
     """
-    packing = Packing(z, batched=batched)
+    packing = Packing(z, batched=batched, groups=groups)
     tracking = torch.is_grad_enabled()
     with torch.enable_grad():
         matrix = packing.pack(z)
         if not (tracking and matrix.requires_grad):
             matrix = matrix.detach().requires_grad_()
         fz = packing.wrap(phi)(matrix)
+    size: int | Tensor = max(matrix.shape[1], 1)
+    if packing.groups is not None:
+        sizes = packing.groups.fill(packing.columns).sum(1)
+        size = torch.from_numpy(sizes).to(matrix.device).clamp_min(1)
     if samples is None:
         J = batch_vjp_of_units(fz, matrix, create_graph=tracking)
-        return _squares(J.flatten(1)) / max(matrix.shape[1], 1)
+        return _squares(J.flatten(1)) / size
     total = matrix.new_zeros(len(matrix), dtype=_sum_dtype(matrix))
     for left in reversed(range(at_least(1, samples=samples))):
         v = torch.empty_like(matrix, requires_grad=False).bernoulli_(0.5, generator=generator)
         product = _vjp(fz, matrix, 2 * v - 1, keep=tracking or left > 0, tracking=tracking)
         if product is not None:
             total = total + _squares(product)
-    return total / (samples * max(matrix.shape[1], 1))
+    return total / (samples * size)
 
 
 def _vjp(fz: Tensor, z: Tensor, v: Tensor, *, keep: bool, tracking: bool) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +14,7 @@ from fixpoint._validation import names_options
 from fixpoint.backward import Backward, Reversible, Unrolled
 from fixpoint.derivatives import MatrixMap
 from fixpoint.failure import FailedRows, OnFailure
-from fixpoint.fixed_point import FixedPoint, split_aux, with_aux
+from fixpoint.fixed_point import FixedPoint, split_aux, unpacked, with_aux
 from fixpoint.solution import Solution
 from fixpoint.solvers import Newton, Solver, make_solver
 
@@ -33,6 +32,7 @@ def solve_root(
     *,
     t: int | None = None,
     batched: bool = True,
+    groups: Tensor | None = None,
     has_aux: bool = False,
 ) -> Solution:
     """Solve F(z) = 0 from z0, without gradient.
@@ -46,7 +46,7 @@ def solve_root(
     Args:
         F: map of a tree like z0 to one of the same structure, shapes and dtype; each batch row on
             its own.
-        z0, t, batched: see `solve`.
+        z0, t, batched, groups: see `solve`.
         solver: a solver or its name; see `SOLVERS`. `Newton(linear="gmres")` for samples of more
             than some hundred numbers.
         has_aux: see `solve`.
@@ -62,17 +62,23 @@ def solve_root(
         ([True], 1.4142)
     """
     solver = make_solver(solver)
-    return outside_graph(_solve_root, F, z0, solver, t, batched, has_aux)
+    return outside_graph(_solve_root, F, z0, solver, t, batched, groups, has_aux)
 
 
 def _solve_root(
-    F: Map, z0: Tree, solver: Solver, t: int | None, batched: bool, has_aux: bool
+    F: Map,
+    z0: Tree,
+    solver: Solver,
+    t: int | None,
+    batched: bool,
+    groups: Tensor | None,
+    has_aux: bool,
 ) -> Solution:
-    packing = Packing(z0, batched=batched, name="F")
+    packing = Packing(z0, batched=batched, groups=groups, name="F")
     with torch.no_grad():
         mapped = packing.wrap(split_aux(F, "F") if has_aux else F)
         solution, _ = solve_scaled(solver, mapped, packing.start(z0), t)
-        solution = replace(solution, z=packing.unpack(solution.z.clone()))
+        solution = unpacked(solution, packing)
         return with_aux(solution, F) if has_aux else solution
 
 
@@ -122,6 +128,7 @@ class Root(FixedPoint):
         *,
         t: int | None = None,
         batched: bool = True,
+        groups: Tensor | None = None,
         has_aux: bool = False,
         **options: Unpack[IterativeOptions],
     ) -> Solution:
@@ -129,7 +136,7 @@ class Root(FixedPoint):
 
         `options` of the solver, `max_iter`, `rtol`, ..., hold for this call alone.
         """
-        return outside_graph(self._solve, F, z0, t, batched, has_aux, dict(options))
+        return outside_graph(self._solve, F, z0, t, batched, groups, has_aux, dict(options))
 
     def _run(
         self, solver: Solver, F: MatrixMap, z: Tensor, t: int | None

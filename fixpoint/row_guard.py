@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,25 +10,32 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
+from fixpoint._groups import groups_of
 from fixpoint._modes import map_nested, unrecorded
 from fixpoint._torch import untraced
 
 
-def guard_rows(lost: Tensor | None) -> AbstractContextManager[Any]:
+def guard_rows(lost: Tensor | None, columns: Sequence[int] = ()) -> AbstractContextManager[Any]:
     """Within the block the rows `lost`, (B,), of each tensor (B, ...) are finite.
 
     A lost row has a zero gradient, but 0 * NaN is NaN, and a weight sums over all rows. So NaN and
     inf in a lost row are replaced by 0, in each operation's arguments and results and in their
     gradients. Rows of a tensor are those of samples only if no other row has such numbers: else
-    the tensor is left as it is.
+    the tensor is left as it is. Where a sample is a group of rows, the same for tensors (N, ...).
+
+    Args:
+        columns: of the map, which have the groups; see `Columns`.
     """
-    return nullcontext() if lost is None else _RowGuard(lost)
+    if lost is None:
+        return nullcontext()
+    groups = groups_of(columns)
+    return _RowGuard([lost] if groups is None else [lost, lost[groups.number]])
 
 
 class _RowGuard(TorchFunctionMode):
-    def __init__(self, lost: Tensor) -> None:
+    def __init__(self, masks: list[Tensor]) -> None:
         super().__init__()
-        self.lost = lost
+        self.lost = {len(mask): mask for mask in masks}
         self.cleaned: dict[int, tuple[Tensor, Tensor]] = {}  # arguments, with what replaces them
 
     @untraced
@@ -56,7 +64,7 @@ class _RowGuard(TorchFunctionMode):
         with unrecorded():
             if not x.requires_grad and bool(x.isfinite().all()):
                 return x
-        return clean_rows(x, self.lost)
+        return clean_rows(x, self.lost[len(x)])
 
     def _may_have_rows(self, x: Any) -> bool:
         return (
@@ -64,7 +72,7 @@ class _RowGuard(TorchFunctionMode):
             and (x.is_floating_point() or x.is_complex())
             and x.layout == torch.strided
             and x.dim() > 0
-            and x.shape[0] == len(self.lost)
+            and x.shape[0] in self.lost
         )
 
 

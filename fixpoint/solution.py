@@ -30,6 +30,8 @@ class Result(IntEnum):
     STALLED = 3
     NONFINITE = 4
     FALLBACK = 5
+    STOPPED = 6
+    ACCEPTED = 7
 
 
 class Stall(IntEnum):
@@ -75,6 +77,11 @@ RESULT_TEXT: dict[Result, str] = {
         "step: its states are right, but nothing was gained; lower the window, choose another "
         'jacobian, or use the sequential path (time="sequential") where most samples do this'
     ),
+    Result.STOPPED: (
+        "the batch ended before the sample had converged, as the fraction of samples had that "
+        '`stop` asks for: raise it, or take stop="each"'
+    ),
+    Result.ACCEPTED: "stop_when accepted the state; its residual is above the tolerance",
 }
 
 SLOW = 0.9
@@ -178,6 +185,7 @@ class Solution:
         atol_decides: whether atol is the larger part of the tolerance of each sample, (B,) bool:
             the state is then small beside it. None where nothing was measured.
         aux: by-product of phi at z, where it returns one (`has_aux=True`); else None.
+        start: of `multi_start`: the number of the start that each sample takes, (B,) int64.
 
     Example:
         >>> import torch
@@ -201,6 +209,7 @@ class Solution:
     coupled: bool = False
     atol_decides: Tensor | None = None
     aux: Any = None
+    start: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"Solution({self.describe()})"
@@ -223,10 +232,17 @@ class Solution:
 
     @property
     def converged(self) -> Tensor:
-        """Whether each sample met its tolerance, (B,) bool."""
-        return self.result == Result.CONVERGED.value
+        """Whether each sample met its tolerance, or the test of `stop_when`, (B,) bool."""
+        return (self.result == Result.CONVERGED.value) | (self.result == Result.ACCEPTED.value)
 
-    def error_estimate(self, phi: Map, *, products: int = 8, batched: bool = True) -> ErrorEstimate:
+    def error_estimate(
+        self,
+        phi: Map,
+        *,
+        products: int = 8,
+        batched: bool = True,
+        groups: Tensor | None = None,
+    ) -> ErrorEstimate:
         """Estimate the error of z, and the rate at which plain updates would converge.
 
         A small residual means a small error only where the rate, the size of J along its slowest
@@ -238,7 +254,7 @@ class Solution:
         Args:
             phi: the map that was solved.
             products: J times a vector, each one evaluation of phi.
-            batched: as for the solve.
+            batched, groups: as for the solve.
 
         Example:
             >>> import torch
@@ -251,11 +267,14 @@ class Solution:
             >>> round(1 - solution.z.item(), 3)
             0.002
         """
-        packing = Packing(self.z, batched=batched)
+        packing = Packing(self.z, batched=batched, groups=groups)
         packed, z = packing.wrap(phi), packing.pack(self.z)
         with torch.no_grad():
             error, rate = krylov_error(packed, z, products)
-        return ErrorEstimate(error / z.shape[1] ** 0.5, rate)
+        size: float | Tensor = float(z.shape[1])
+        if packing.groups is not None:
+            size = torch.from_numpy(packing.groups.fill(packing.columns).sum(1)).to(error)
+        return ErrorEstimate(error / size**0.5, rate)
 
     def check(self) -> Solution:
         """Return self, or say which samples failed and what to do.
@@ -264,7 +283,7 @@ class Solution:
         those that fell back to the sequential path: their states are right.
 
         Raises:
-            ConvergenceError: a sample is MAX_ITER, STALLED or NONFINITE.
+            ConvergenceError: a sample is MAX_ITER, STALLED, NONFINITE or STOPPED.
         """
         if bool(has_failed(self.result).any()):
             raise ConvergenceError(describe_failures(self.result, self.stall))
@@ -278,6 +297,8 @@ _SHORT = {
     Result.STALLED: "stalled",
     Result.NONFINITE: "not finite",
     Result.FALLBACK: "solved step by step",
+    Result.STOPPED: "stopped with the batch",
+    Result.ACCEPTED: "accepted by stop_when",
 }
 
 
@@ -287,13 +308,14 @@ def _plural(count: int, what: str) -> str:
 
 def has_failed(result: Tensor) -> Tensor:
     """Which samples have a z that does not solve their problem, of the shape of `result`."""
-    return (result > Result.FIXED_STEPS.value) & (result != Result.FALLBACK.value)
+    failed = (result > Result.FIXED_STEPS.value) & (result != Result.FALLBACK.value)
+    return failed & (result != Result.ACCEPTED.value)
 
 
 def describe_failures(result: Tensor, stall: Tensor | None = None) -> str:
     """Counts and remedies of the samples that did not converge, in one sentence a kind."""
     parts = []
-    for code in (Result.MAX_ITER, Result.STALLED, Result.NONFINITE):
+    for code in (Result.MAX_ITER, Result.STALLED, Result.NONFINITE, Result.STOPPED):
         if stall is not None and code == Result.STALLED:
             causes = _counts(stall, len(Stall))
             parts += [

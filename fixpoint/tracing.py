@@ -135,7 +135,7 @@ def _substituted(
     """phi as a function of z and the captured tensors, evaluated again each time."""
 
     def function(z: Tensor, *values: Tensor) -> Tensor:
-        with _autocast(autocast), guard_rows(lost):
+        with _autocast(autocast), guard_rows(lost, getattr(phi, "columns", ())):
             return substitute(phi, z, captured, list(values[: len(captured)]))
 
     return function
@@ -261,7 +261,7 @@ class _Recorder(RecordingMode):
 
     def evaluate(self, phi: MatrixMap, lost: Tensor | None = None) -> Tensor:
         """phi(z), recorded."""
-        with self, guard_rows(lost):
+        with self, guard_rows(lost, getattr(phi, "columns", ())):
             fz = phi(self.z)
         if not fz.is_leaf:
             return fz

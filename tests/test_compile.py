@@ -194,10 +194,46 @@ def test_what_does_not_compile_is_left_out_of_the_graph(layer):
         assert torch.equal(*gradients)
 
 
-def test_one_graph_of_what_does_not_compile_is_refused_with_what_does():
-    run = compiled(lambda x: solve(torch.cos, x, Newton()).z, "eager")
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda x: solve(torch.cos, x, Newton()),
+        lambda x: solve(torch.cos, x, Picard(noise=0.1)),
+        lambda x: solve(torch.cos, x, Picard(), groups=torch.tensor([0, 0])),
+    ],
+    ids=["Newton", "noise", "groups"],
+)
+def test_one_graph_of_what_does_not_compile_is_refused_with_what_does(attempt):
+    run = compiled(lambda x: attempt(x).z, "eager")
     with pytest.raises(torch._dynamo.exc.Unsupported, match="a graph holds solves by Picard"):
         run(torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [
+        ({"min_iter": 40}, 1),
+        ({"stop": "all"}, 1),
+        ({"stop": 0.5}, 2),
+        ({"stop_when": lambda z, fz: (fz - z).abs().amax(1) < 1e-2}, 4),
+    ],
+    ids=["min_iter", "all", "half", "stop_when"],
+)
+def test_other_ends_are_those_of_eager(options, ends):
+    rates = torch.tensor([[0.5], [0.6], [0.7], [0.8]], dtype=torch.float64)
+    b = torch.ones_like(rates, requires_grad=True)
+    layer = FixedPoint(Picard(rtol=1e-4, **options), Implicit(Picard(rtol=1e-8, max_iter=200)))
+    layer.non_convergence.silent = True
+
+    def run(b):
+        s = layer(lambda z: rates * z + b, torch.zeros_like(b))
+        return s.z, s.iterations, s.result
+
+    found, plain = compiled(run, "eager")(b), run(b)
+    torch.testing.assert_close(found, plain)
+    assert plain[1].unique().numel() == ends
+    gradients = [torch.autograd.grad(z.sum(), b)[0] for z, *_ in (found, plain)]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch, after a break

@@ -79,9 +79,16 @@ def test_help_shows_the_signature():
         "solver",
         "t",
         "batched",
+        "groups",
         "has_aux",
     ]
-    assert list(inspect.signature(Phantom).parameters) == ["steps", "beta", "failed", "value"]
+    assert list(inspect.signature(Phantom).parameters) == [
+        "steps",
+        "beta",
+        "failed",
+        "clip",
+        "value",
+    ]
     assert "backward" in inspect.signature(FixedPoint).parameters
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from fixpoint._torch import is_recorded
 from fixpoint.backward.implicit import Implicit
 from fixpoint.derivatives import Derivatives, MatrixMap
-from fixpoint.solution import Result, Solution
+from fixpoint.solution import Solution
 from fixpoint.solvers import Anderson, Broyden, Newton, Picard, Solver
-from fixpoint.solvers.base import IterativeSolver
+from fixpoint.solvers.base import ALONE, IterativeSolver
 from fixpoint.solvers.loop.eager import Problem, settle
 
 
@@ -42,7 +42,7 @@ def with_gradient_of_warm_starts(
     solution: Solution, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None
 ) -> Solution:
     """The solution with the implicit gradient of the samples that needed no update."""
-    warm = (solution.iterations == 0) & (solution.result == Result.CONVERGED.value)
+    warm = (solution.iterations == 0) & solution.converged
     if not torch.is_grad_enabled() or (len(warm) > 0 and not bool(warm.any())):
         return solution
     rows = warm[:, None]
@@ -56,6 +56,6 @@ def implicitly(solver: Solver, phi: MatrixMap, z: Tensor, t: int | None) -> Tens
     adjoint: Solver = Anderson(max_iter=100, rtol=rtol, atol=0.0)
     if isinstance(solver, (Broyden, Newton)):
         adjoint = solver.with_options(
-            max_iter=max(100, solver.max_iter), rtol=rtol, atol=0.0, record=None
+            max_iter=max(100, solver.max_iter), rtol=rtol, atol=0.0, record=None, **ALONE
         )
     return cast(Tensor, Implicit(adjoint).solve(Picard(max_iter=0), phi, z.detach(), t).z)

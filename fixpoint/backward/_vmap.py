@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fixpoint._groups import groups_of
 from fixpoint._modes import unrecorded
 from fixpoint._torch import inside_vmap, no_gradients, transform_level
 from fixpoint.backward._adjoint import AdjointSolve, Problem, implicit_function
@@ -29,6 +30,11 @@ def solve_in_vmap(
     solver: Solver, adjoint: AdjointSolve, phi: MatrixMap, z0: Tensor, t: int | None
 ) -> Solution:
     """All instances as rows of one solve, differentiable where gradients are."""
+    if groups_of(getattr(phi, "columns", ())) is not None:
+        raise ValueError(
+            "torch.func.vmap makes its axis the batch axis, and groups are samples of their own: "
+            "number the groups of all instances in one batch"
+        )
     closure = closure_convert_in_vmap(phi, z0.detach())
     solutions: list[Solution] = []
     problem = Problem(

@@ -108,9 +108,10 @@ def guarded_map(phi: MatrixMap, lost: Tensor) -> MatrixMap:
     """phi, in which what is not finite in the lost samples, (B,), touches no other one."""
 
     def guarded(z: Tensor) -> Tensor:
-        with guard_rows(lost):
+        with guard_rows(lost, columns):
             return phi(z)
 
+    guarded.columns = columns = getattr(phi, "columns", ())  # type: ignore[attr-defined]
     return guarded
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,10 +33,14 @@ from fixpoint.failure import (
     some_failed,
 )
 from fixpoint.solution import Result, Solution, has_failed
-from fixpoint.solvers import Anderson, Broyden, Solver, make_solver
+from fixpoint.solvers import Anderson, Broyden, Newton, Solver, make_solver
+from fixpoint.solvers.base import ALONE, IterativeSolver
+from fixpoint.solvers.broyden import BroydenState
+from fixpoint.solvers.newton import NewtonState
 from fixpoint.tracing import Closure, at_level_zero, closure_convert
 
-Start = Callable[[Tensor], Tensor]
+Factored = BroydenState | NewtonState
+"""A solver's state that has factors of I - J."""
 ADJOINTS = 2**16
 """Most results of adjoint solves that a layer keeps."""
 
@@ -62,7 +67,9 @@ class Implicit(Backward):
         solver: solves the adjoint. None takes the forward solver with atol = 0, or Anderson at
             a tolerance tied to the dtype where the forward solver has no tolerance.
         reuse_factors: start the adjoint from the factors of a `Broyden` forward solve, which are
-            then kept until the backward pass: 2 * memory states.
+            then kept until the backward pass, 2 * memory states; or precondition it by those of the
+            last Jacobian of `Newton(linear="direct")`, D states: a few products of J^T in place of
+            D.
         failed: the gradient of samples whose solve or adjoint solve does not converge: "zero",
             "keep" as if they had, "phantom" that of one plain update, or "raise". Samples that
             are NONFINITE have none.
@@ -119,10 +126,16 @@ class Implicit(Backward):
 
     def check(self, solver: Solver) -> None:
         refuse_learned_eta(solver, "Implicit")
-        if self.reuse_factors and not isinstance(solver, Broyden):
+        if self.reuse_factors and not _has_factors(solver):
             raise ValueError(
-                f"reuse_factors needs a Broyden forward solve; got {type(solver).__name__}: leave "
-                "it out"
+                f'reuse_factors needs a forward solve by Broyden or Newton(linear="direct"); got '
+                f"{type(solver).__name__}: leave it out"
+            )
+        given = self.solver is not None or self.adjoint_preconditioner is not None
+        if self.reuse_factors and given and isinstance(solver, Newton):
+            raise ValueError(
+                "reuse_factors solves the adjoint of Newton by GMRES with the factors: leave out "
+                "solver and adjoint_preconditioner"
             )
 
     def compiles(self, solver: Solver) -> bool:
@@ -140,7 +153,7 @@ class Implicit(Backward):
         self.adjoints.clear()
         if inside_forward_mode():
             return self._solve_in_transform(solver, phi, z0, t)
-        solution, start = self._run(solver, phi, z0, t)
+        solution, last = self._run(solver, phi, z0, t)
         if not torch.is_grad_enabled():
             return solution
         with unrecorded():
@@ -152,7 +165,7 @@ class Implicit(Backward):
         problem = Problem(
             function=closure.function,
             solver=solver,
-            adjoint=self._adjoint_solve(solver, z.dtype, start),
+            adjoint=self._adjoint_solve(solver, z.dtype, last),
             t=t,
             opaque=len(closure.opaque),
             solution=solution,
@@ -162,20 +175,21 @@ class Implicit(Backward):
 
     def _run(
         self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None
-    ) -> tuple[Solution, Start | None]:
-        """The solution, and what its factors give the adjoint to start from."""
-        starts: list[Start] = []
+    ) -> tuple[Solution, Factored | None]:
+        """The solution, and the solver's last state where the adjoint uses its factors."""
+        states: list[Factored | None] = [None]
 
         def run(phi: MatrixMap) -> Solution:
-            if not (self.reuse_factors and isinstance(solver, Broyden)):
+            if not (self.reuse_factors and _has_factors(solver)):
                 return solver.run(phi, z0, t)
-            solution, state = solver.run_with_state(phi, z0, t)
-            if state is not None:
-                starts.append(state.transpose_solve)
+            keeping = copy.copy(solver)
+            vars(keeping)["keeps_jacobian"] = True
+            solution, state = cast(IterativeSolver, keeping).run_with_state(phi, z0, t)
+            states.append(state)
             return solution
 
         solution = solve_without_gradient(run, phi)
-        return solution, starts[-1] if starts else None
+        return solution, states[-1]
 
     def _solve_in_transform(
         self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None
@@ -199,8 +213,10 @@ class Implicit(Backward):
         return replace(solution, z=implicit_function(problem, solution.z, *closure.captured)[0])
 
     def _adjoint_solve(
-        self, solver: Solver, dtype: torch.dtype, start: Start | None = None
+        self, solver: Solver, dtype: torch.dtype, last: Factored | None = None
     ) -> AdjointSolve:
+        if isinstance(last, NewtonState):
+            return self._adjoint_by_factors(solver, last)
         own = getattr(self.solver, "preconditioner", None)
         forward = getattr(solver, "preconditioner", None)
         return AdjointSolve(
@@ -208,7 +224,23 @@ class Implicit(Backward):
             finish=self._finish,
             failed=self.failed,
             preconditioners=(forward, self.adjoint_preconditioner or own),
-            start=start,
+            start=None if last is None else last.transpose_solve,
+        )
+
+    def _adjoint_by_factors(self, solver: Solver, last: NewtonState) -> AdjointSolve:
+        """By GMRES with the factors of the last Jacobian, which is that of a state near z*."""
+        factors, pivots = last.transposed_factors()
+
+        def precondition(_: Tensor, v: Tensor) -> Tensor:
+            right = v.to(factors.dtype).unsqueeze(2)
+            return torch.linalg.lu_solve(factors, pivots, right).squeeze(2).to(v.dtype)
+
+        rtol = solver.rtol or solver.atol or 100 * torch.finfo(factors.dtype).eps
+        return AdjointSolve(
+            solver=Newton(linear="gmres", rtol=rtol, atol=0.0, max_iter=max(solver.max_iter, 50)),
+            finish=self._finish,
+            failed=self.failed,
+            preconditioners=(None, precondition),
         )
 
     def _finish(self, adjoint: Solution) -> bool:
@@ -223,6 +255,10 @@ class Implicit(Backward):
 
     def extra_repr(self) -> str:
         return "reuse_factors=True" if self.reuse_factors else ""
+
+
+def _has_factors(solver: Solver) -> bool:
+    return isinstance(solver, Broyden) or (isinstance(solver, Newton) and solver.linear == "direct")
 
 
 def _closure_at(
@@ -243,7 +279,9 @@ def _closure_at(
 
 def _default_adjoint(solver: Solver, dtype: torch.dtype) -> Solver:
     if solver.has_tolerance:
-        quiet = {"leaf_atol": None} | ({"record": None} if hasattr(solver, "record") else {})
+        quiet: dict[str, Any] = {"leaf_atol": None}
+        quiet |= {"record": None} if hasattr(solver, "record") else {}
         solver = solver.as_adjoint()
+        quiet |= ALONE if isinstance(solver, IterativeSolver) else {}
         return solver.with_options(atol=0.0, rtol=solver.rtol or solver.atol, **quiet)
     return Anderson(max_iter=100, rtol=100 * torch.finfo(dtype).eps, atol=0.0)

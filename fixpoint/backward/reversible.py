@@ -70,6 +70,8 @@ class Reversible(Backward):
                 "Reversible repeats a fixed number of updates without a history; got "
                 f"{solver}: use Picard or InexactNewton with rtol = atol = 0, or Implicit()"
             )
+        if solver.noise:
+            raise ValueError("Reversible repeats updates, and noise does not: use Unrolled()")
 
     def compiles(self, solver: Solver) -> bool:
         return False

@@ -120,7 +120,7 @@ class Auto(IterativeSolver):
             left = self.max_iter - solution.iterations
             open_ = ~solution.converged & (left > 0)
             open_ &= (solution.iterations > 0) | (solution.result != Result.NONFINITE.value)
-            if not bool(open_.any()):
+            if not bool(open_.any()) or bool((solution.result == Result.STOPPED.value).any()):
                 break
             budget = torch.where(open_, (later.fraction * left).ceil().long(), 0)
             stage = _Stage(later.build(**options), budget, options)

@@ -11,7 +11,7 @@ import torch
 from torch import Size, Tensor, nn
 from typing_extensions import Unpack
 
-from fixpoint._messages import refuse_unknown
+from fixpoint._messages import refuse_unknown, unknown_name
 from fixpoint._validation import at_least, non_negative
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution
@@ -19,7 +19,7 @@ from fixpoint.solvers._options import whole_signature
 from fixpoint.solvers._rowwise import at_least_float32, dot
 from fixpoint.solvers.loop.eager import Problem, iterate
 from fixpoint.solvers.loop.graph import iterate_in_graph
-from fixpoint.solvers.loop.norms import Norm, Tolerance
+from fixpoint.solvers.loop.norms import Norm, Stop, Test, Tolerance
 
 __all__ = [
     "IterativeOptions",
@@ -35,6 +35,8 @@ __all__ = [
     "option_names",
 ]
 
+ALONE: dict[str, Any] = {"min_iter": 0, "stop": "each", "stop_when": None, "noise": 0.0}
+"""Options by which each sample ends as soon as it has converged."""
 MAX_ATOL = 1e-6
 """The largest absolute tolerance that is not asked for."""
 Record = Literal["residual", "iterates"]
@@ -57,6 +59,11 @@ class LoopOptions(TypedDict, total=False):
     keep_best: bool
     record: Record | None
     check_every: int
+    min_iter: int
+    stop: Stop
+    stop_when: Test | None
+    noise: float
+    generator: torch.Generator | None
 
 
 class IterativeOptions(SolverOptions, LoopOptions, total=False):
@@ -228,6 +235,8 @@ class IterativeSolver(Solver):
                   cause                                                        cause
     NONFINITE     phi is NaN or inf at the start, or      the best finite;     check the input,
                   after a plain step too                  else the start       damp (beta < 1)
+    STOPPED       the fraction `stop` had converged       as MAX_ITER          raise `stop`
+    ACCEPTED      `stop_when` is True                     the last             none
     ============  ======================================  ===================  ====================
 
     Args:
@@ -240,9 +249,22 @@ class IterativeSolver(Solver):
         check_every: measure the residual, and let the host read it, only at each n-th update; a
             sample then ends at one of these. Under grad mode, with `record`, and in a graph of
             torch.compile, it is 1.
+        min_iter: least updates of a sample, as long as they lead anywhere.
+        stop: "each" sample ends when it has converged and moves no more; "all" move until all have
+            converged at once, as in torchdeq; a fraction in (0, 1]: as "each", and the batch ends
+            when so many of its samples have converged. The others are STOPPED.
+        stop_when: further test, (z, phi(z)) -> bool, (B, D), (B, D) -> (B,), that ends a sample
+            whose residual is above the tolerance: it is ACCEPTED.
+        noise: standard deviation of normal numbers that are added to each update, in units of the
+            update's RMS, so that they fade as a sample converges. Not for solvers with a line
+            search.
+        generator: of the noise, for the same numbers each time; torch's own if not given.
+
+    The last five hold for the solve, and not for the adjoint that `Implicit` solves by default.
 
     Raises:
-        ValueError: a value is out of range, or `record` is unknown.
+        ValueError: a value is out of range, `record` or `stop` is unknown, or the solver takes no
+            noise.
         TypeError: an option is unknown.
 
     Example:
@@ -264,12 +286,26 @@ class IterativeSolver(Solver):
         keep_best: bool = True,
         record: Record | None = None,
         check_every: int = 1,
+        min_iter: int = 0,
+        stop: Stop = "each",
+        stop_when: Test | None = None,
+        noise: float = 0.0,
+        generator: torch.Generator | None = None,
         **options: Unpack[SolverOptions],
     ) -> None:
         super().__init__(**options)
         self.keep_best = keep_best
         self.record = checked_record(record)
         self.check_every = at_least(1, check_every=check_every)
+        self.min_iter = at_least(0, min_iter=min_iter)
+        self.stop = checked_stop(stop)
+        self.stop_when = stop_when
+        self.noise, self.generator = non_negative(noise=noise), generator
+        if noise and (self.backtracks or not self.unrollable):
+            raise ValueError(
+                f"{type(self).__name__} compares residuals to choose its steps, and noise would "
+                "mislead it: use Picard, InexactNewton, Anderson, SQUAREM or BarzilaiBorwein"
+            )
 
     backtracks = False
     """Whether `update` takes back a step to where phi is not finite."""
@@ -307,9 +343,9 @@ class IterativeSolver(Solver):
 
     @property
     def compiles(self) -> bool:
-        """Whether phi is not differentiated, nothing recorded, and a solve to a tolerance has a
-        state of fixed shape."""
-        if self.needs_derivatives or self.record is not None:
+        """Whether phi is not differentiated, nothing recorded, no noise added, and a solve to a
+        tolerance has a state of fixed shape."""
+        if self.needs_derivatives or self.record is not None or self.noise:
             return False
         return self.has_fixed_form or not self.has_tolerance
 
@@ -390,8 +426,9 @@ class IterativeSolver(Solver):
         parts = [super().extra_repr()]
         if self.record is not None:
             parts.append(f"record={self.record!r}")
-        if self.check_every != 1:
-            parts.append(f"check_every={self.check_every}")
+        for name, plain in (("check_every", 1), ("min_iter", 0), ("stop", "each"), ("noise", 0.0)):
+            if getattr(self, name) != plain:
+                parts.append(f"{name}={getattr(self, name)!r}")
         return ", ".join(parts)
 
 
@@ -400,6 +437,16 @@ def checked_record(record: Record | None) -> Record | None:
     if record not in (None, "residual", "iterates"):
         raise ValueError(f'record must be None, "residual" or "iterates"; got {record!r}')
     return record
+
+
+def checked_stop(stop: Stop) -> Stop:
+    """The value of the option `stop`, if it is one."""
+    if isinstance(stop, str):
+        if stop not in ("each", "all"):
+            raise ValueError(unknown_name("stop", stop, ("each", "all")))
+    elif not 0 < stop <= 1:
+        raise ValueError(f'stop must be "each", "all" or a fraction in (0, 1]; got {stop}')
+    return stop
 
 
 def option_names(kind: type[Solver]) -> list[str]:

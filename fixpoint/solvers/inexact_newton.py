@@ -32,7 +32,7 @@ class InexactNewton(IterativeSolver):
         eta: initial value, or one for each update, (K,); with `timesteps` also (T, K).
         learn: make eta a parameter; else it is a buffer. A learned eta needs `Unrolled`: at an
             exact equilibrium z does not depend on eta.
-        rtol, atol, norm, leaf_atol, keep_best, record, check_every: see `IterativeSolver`.
+        rtol, atol, norm, leaf_atol, options: see `IterativeSolver`.
 
     Attributes:
         eta: (K,), or (T, K) with `timesteps`.

@@ -36,6 +36,7 @@ class NewtonState(NamedTuple):
         accepted and that make no other, (B, 1); None while no sample makes such a step.
     watchdog: of the line search.
     linear_result is None with "direct", and blocks, the spaces of the last GMRES solve, empty.
+    jacobian: J, (B, D, D), where it is kept.
     """
 
     trial: LineSearchState
@@ -46,6 +47,14 @@ class NewtonState(NamedTuple):
     newton: Tensor | None = None
     barred: Tensor | None = None
     watchdog: Watchdog = Watchdog()
+    jacobian: Tensor | None = None
+
+    def transposed_factors(self) -> tuple[Tensor, Tensor]:
+        """LU factors of I - J^T of each sample, (B, D, D), and their pivots."""
+        assert self.jacobian is not None
+        matrix = residual_matrix(self.jacobian, self.trial.g.dtype).mT
+        factors, pivots, _ = torch.linalg.lu_factor_ex(matrix)
+        return factors, pivots
 
 
 class Newton(IterativeSolver):
@@ -85,6 +94,8 @@ class Newton(IterativeSolver):
 
     needs_derivatives = True
     backtracks = True
+    keeps_jacobian = False
+    """Whether its state has the last J of "direct", for the adjoint."""
 
     def __init__(
         self,
@@ -125,8 +136,10 @@ class Newton(IterativeSolver):
         forcing = _forcing(state, accepted, merit)
         linear_result: Tensor | None = None
         blocks: tuple[Block, ...] = ()
+        jacobian: Tensor | None = None
         if self.linear == "direct":
-            direction = _direct(derivatives.jacobian(at), g, may_sync=self.may_sync)
+            jacobian = derivatives.jacobian(at)
+            direction = _direct(jacobian, g, may_sync=self.may_sync)
         else:
             moved = accepted if watchdog.returns is None else accepted & ~watchdog.returns
             rtol = torch.where(moved[:, 0], forcing, torch.inf)
@@ -144,7 +157,15 @@ class Newton(IterativeSolver):
         new = (z + step_size * direction).to(z.dtype)
         new_trial = LineSearchState(z, g, merit, direction, step_size)
         return new, NewtonState(
-            new_trial, forcing, linear_result, blocks, plain, newton, barred, watchdog
+            new_trial,
+            forcing,
+            linear_result,
+            blocks,
+            plain,
+            newton,
+            barred,
+            watchdog,
+            jacobian if self.keeps_jacobian else None,
         )
 
     def _krylov(

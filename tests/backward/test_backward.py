@@ -184,7 +184,9 @@ def test_broyden_factors_start_the_adjoint():
         assert torch.allclose(one, other, rtol=1e-6, atol=1e-8)
     counts = [layer.backward.adjoint.evaluations for layer in (plain, reusing)]
     assert counts[1] < counts[0]
-    with pytest.raises(ValueError, match="reuse_factors needs a Broyden forward solve"):
+    with pytest.raises(
+        ValueError, match="reuse_factors needs a forward solve by Broyden or Newton"
+    ):
         FixedPoint(Anderson(), Implicit(reuse_factors=True))
 
 

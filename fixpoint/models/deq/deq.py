@@ -43,12 +43,14 @@ class DEQ(nn.Module):
         failed: the gradient of samples that do not converge; see `FixedPoint`.
         on_failure: "warn" (once), "raise" or "ignore" where samples do not converge.
 
-    Inputs: x, z0, batched, options
+    Inputs: x, z0, batched, groups, options
         x: the injected input, a tree of tensors (B, ...).
         z0: start of the solve and shape of the state, any tree of (B, ...); zeros if not given. A
             warm start is the solution for an input nearby: `deq(x, deq.solution.z)`.
         batched: False where x and z0 have no batch axis, or where samples depend on each other, so
             that all are one state.
+        groups: number of the sample of each row of x and z0, as the nodes of graphs have it; see
+            `solve`. f is given them too where it has an argument of this name.
         options: of the solver, for this call alone, `deq(x, max_iter=100, rtol=1e-6)`; and further
             arguments of f by name, `deq(x, mask=mask)`.
 
@@ -110,10 +112,16 @@ class DEQ(nn.Module):
         self.solution: Solution | None = None
 
     def forward(
-        self, x: Tree, z0: Tree | None = None, *, batched: bool = True, **options: Any
+        self,
+        x: Tree,
+        z0: Tree | None = None,
+        *,
+        batched: bool = True,
+        groups: Tensor | None = None,
+        **options: Any,
     ) -> Tree:
-        with self._held(options) as (f, options):
-            return self._solve(f, x, z0, batched, options)
+        with self._held(options, groups) as (f, options):
+            return self._solve(f, x, z0, batched, groups, options)
 
     def states(
         self,
@@ -123,13 +131,14 @@ class DEQ(nn.Module):
         at: Sequence[int],
         gradient: Phantom | None = None,
         batched: bool = True,
+        groups: Tensor | None = None,
         **options: Any,
     ) -> list[Tree]:
         """States along the solve, each differentiable, and z* last; see `supervised_states`.
 
         For a loss on the way to the equilibrium, as `correction_loss`.
         """
-        with self._held(options) as (f, options):
+        with self._held(options, groups) as (f, options):
             states, self.solution = supervised_states(
                 self._layer(),
                 lambda z: f(z, x),
@@ -137,6 +146,7 @@ class DEQ(nn.Module):
                 at=at,
                 gradient=gradient,
                 batched=batched,
+                groups=groups,
                 **options,
             )
         return states
@@ -149,27 +159,33 @@ class DEQ(nn.Module):
         samples: int | None = 1,
         generator: torch.Generator | None = None,
         batched: bool = True,
+        groups: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tree, Tensor]:
         """z* and the penalty `jac_reg` of f at z*, (B,), for one more evaluation of f.
 
         Its gradient reaches f, not z*: `loss + weight * penalty.mean()`.
         """
-        with self._held(options) as (f, options):
-            z = self._solve(f, x, z0, batched, options)
+        with self._held(options, groups) as (f, options):
+            z = self._solve(f, x, z0, batched, groups, options)
             penalty = jac_reg(
                 lambda z: f(z, x),
                 tree_map(torch.detach, z),
                 samples=samples,
                 generator=generator,
                 batched=batched,
+                groups=groups,
             )
         return z, penalty
 
     @contextmanager
-    def _held(self, given: dict[str, Any]) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    def _held(
+        self, given: dict[str, Any], groups: Tensor | None
+    ) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
         """f held still, with those of the given arguments that it takes, and the others."""
         own = {name: value for name, value in given.items() if _takes(self.f, name, value)}
+        if groups is not None and _takes(self.f, "groups", None):
+            own["groups"] = groups
         options = {name: value for name, value in given.items() if name not in own}
         still = frozen(self.f) if isinstance(self.f, nn.Module) else nullcontext(self.f)
         with still as f:
@@ -181,10 +197,13 @@ class DEQ(nn.Module):
         x: Tree,
         z0: Tree | None,
         batched: bool,
+        groups: Tensor | None,
         options: dict[str, Any],
     ) -> Tree:
         start = self._start(x, batched) if z0 is None else z0
-        solution = self._layer()(lambda z: f(z, x), start, batched=batched, **options)
+        solution = self._layer()(
+            lambda z: f(z, x), start, batched=batched, groups=groups, **options
+        )
         self.solution = replace(solution, z=tree_map(torch.detach, solution.z))
         return solution.z
 

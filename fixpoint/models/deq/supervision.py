@@ -32,6 +32,7 @@ def supervised_states(
     at: Sequence[int],
     gradient: Phantom | None = None,
     batched: bool = True,
+    groups: Tensor | None = None,
     **options: Unpack[IterativeOptions],
 ) -> tuple[list[Tree], Solution]:
     """States of one solve after `at` updates, z* last, and the `Solution`.
@@ -42,7 +43,7 @@ def supervised_states(
 
     Args:
         layer: solver, an `IterativeSolver`, and backward.
-        phi, z0, batched, options: as for `FixedPoint`.
+        phi, z0, batched, groups, options: as for `FixedPoint`.
         at: numbers of updates, increasing, from 1.
         gradient: of the states before z*; `Phantom()` if not given.
 
@@ -81,14 +82,13 @@ def supervised_states(
     gradient = Phantom() if gradient is None else gradient
     solver = solver.with_options(**options)
     layer.backward.check(solver)
-    kept: dict[int, Tensor] = {}
+    packing, kept = Packing(z0, batched=batched, groups=groups), dict[int, Tensor]()
     if isinstance(solver, Auto):  # its stages make the updates
         solver = solver.with_options(record="iterates")
-    solution = layer.solve_by(_keeping(solver, at, kept), phi, z0, batched=batched)
+    solution = layer.solve_by(_keeping(solver, at, kept), phi, z0, batched=batched, groups=groups)
     if solution.trace is not None and solution.trace.iterates is not None:
-        kept.update(enumerate(solution.trace.iterates))
+        kept.update(enumerate(packing.matrix_of(x) for x in solution.trace.iterates))
     end = replace(solution, z=tree_map(torch.detach, solution.z))
-    packing = Packing(z0, batched=batched)
     last, packed = packing.pack(end.z), packing.wrap(phi)
     lost = (solution.result == Result.NONFINITE.value)[:, None]
     states = []

@@ -6,6 +6,7 @@
     gauge.py   the residual of single evaluations, for SciPy's and torchdeq's solvers
     eager.py   evaluates phi, lets the solver update, and stops; also a fixed number of updates,
                and first updates from a solution
+    noise.py   random numbers added to updates, where they are asked for
     watch.py   what watches a fixed number of updates: a record, or the samples that settle
     whole.py   a batch whose rows depend on each other, as one sample
     graph.py   the same loop as one operation of a graph, by the same rules

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fixpoint._torch import versions
+from fixpoint._torch import to_host, versions
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution, Trace
 from fixpoint.solvers._rowwise import choose_rows
 from fixpoint.solvers.loop import rules
-from fixpoint.solvers.loop.norms import LoopOptions, Norms
+from fixpoint.solvers.loop.norms import LoopOptions, Norms, checked_test
 from fixpoint.solvers.loop.rules import Measures, Rules, Status
 
 CHANGED = (
@@ -48,6 +48,7 @@ class Course:
         done: whether all samples have ended.
         restarting: samples that were put back and restart, (B,); None where there are none.
         coupled: whether a sample that had converged no longer has, as rows of phi are coupled.
+        born: number of the update after which each sample began, 0 for all or (B,).
     """
 
     status: Status
@@ -56,10 +57,12 @@ class Course:
         self, options: CourseOptions, z: Tensor, norms: Norms, *, every: int, most: int
     ) -> None:
         self.options, self.norms, self.most = options, norms, most
-        self.rules = Rules.of(norms, backtracks=options.backtracks, restarts=options.restarts)
+        self.rules = Rules.of(norms, options)
         self.keep_best = options.keeps_best
         self.every, self.next_check = every, 0
         self.updates = self.looked = self.evaluations = 0
+        self.born: int | np.ndarray = 0
+        self.renewed: np.ndarray | None = None
         self.done = self.coupled = self.some_failed = False
         self.all_active = self.all_improved = True
         self.restarting: Tensor | None = None
@@ -80,6 +83,8 @@ class Course:
         if k < self.next_check and k < self.most:
             return z, fz
         m = self._measure(k, z, fz)
+        if self.renewed is not None:
+            self._begin_again(k, z, fz, m, self.renewed)
         if not self._improves(k, m):
             z, fz = self._look(k, z, fz, m, phi)
         elif self.some_failed and self.active is not None:
@@ -93,6 +98,27 @@ class Course:
         if self.options.record == "iterates":
             self.iterates.append(z.detach())
         return z, fz
+
+    def renew(self, rows: np.ndarray) -> None:
+        """Let samples, (B,), be other ones from the next update on, which proposes their starts."""
+        self.renewed = rows if self.renewed is None else self.renewed | rows
+        self.status = self.status._replace(active=self.status.active | rows)
+        self.done, self.next_check = False, 0
+        self._note_active()
+
+    def _begin_again(self, k: int, z: Tensor, fz: Tensor, m: Measures, renewed: np.ndarray) -> None:
+        """Begin with the renewed samples at their starts."""
+        with np.errstate(all="ignore"):
+            begun = rules.begin(np, m, self.norms.measure(z, fz, z.detach())[2])
+        pairs = zip(begun, self.status, strict=True)
+        self.status = Status(
+            *(old if new.ndim == 0 else _chosen(renewed, new, old) for new, old in pairs)
+        )
+        self.born, self.renewed, self._has_moved = np.where(renewed, k, self.born), None, None
+        rows = self._on_device(renewed)
+        self.z, self.best_z = choose_rows(rows, z, self.z), choose_rows(rows, z, self.best_z)
+        self.fz = choose_rows(rows, fz, self.fz)
+        self._note_scale()
 
     def freeze(self, proposal: Tensor, z: Tensor) -> Tensor:
         """The proposal, with samples that have ended left where they are."""
@@ -139,6 +165,8 @@ class Course:
         status = self.status
         if k == 0 or k % rules.FLOOR_CHECK == 0 or m.size.ndim == 2:
             return False
+        if self.options.stop_when is not None or self.rules.most < np.inf:
+            return False
         with np.errstate(all="ignore"):
             r = m.residual / (self.norms.rtol * m.size + self._atol)
             calm = (r > 1) & (r < status.best_r) & (m.size <= self._bound)
@@ -146,11 +174,12 @@ class Course:
             calm = np.where(status.active, calm, (r <= 1) | (status.r > 1))
         if not calm.all():
             return False
-        best_r, best_update = r, np.full_like(status.best_update, k)
+        age = k - self.born
+        best_r, best_update = r, np.zeros_like(status.best_update) + age
         if not self.all_active:
             r = np.where(status.active, r, status.r)
             best_r = np.where(status.active, r, status.best_r)
-            best_update = np.where(status.active, k, status.best_update)
+            best_update = np.where(status.active, age, status.best_update)
         none = status.coupled & status.active
         self.status = status._replace(
             r=r,
@@ -172,7 +201,8 @@ class Course:
             before = before._replace(plain=before.plain & False)
         with np.errstate(all="ignore"):
             distance = self._distance(z, fz, m) if k else None
-            status = rules.observe(np, self.rules, before, k, m, distance)
+            age = k - self.born
+            status = rules.observe(np, self.rules, before, age, m, distance, self._accepts(z, fz))
             finite = rules.are_finite(m)
             if k and torch.is_grad_enabled() and (before.active & ~finite).any():
                 fz = self._evaluate_again(z, fz, phi, finite)
@@ -181,10 +211,17 @@ class Course:
             if self._has_moved is not None:
                 status = rules.end_refused(np, before, status, self._has_moved)
             if k and k % rules.FLOOR_CHECK == 0 and k < self.most:
-                status = rules.end_at_floor(np, self.rules, status, k, m)
+                status = rules.end_at_floor(np, self.rules, status, age, m)
         self._keep_best(z, status)
         self._follow(before, status)
         return z, fz
+
+    def _accepts(self, z: Tensor, fz: Tensor) -> np.ndarray | None:
+        """Samples that the test of the solver accepts, (B,)."""
+        test = self.options.stop_when
+        if test is None:
+            return None
+        return to_host(checked_test(test(z.detach(), fz.detach()), z))
 
     def _distance(self, z: Tensor, fz: Tensor, m: Measures) -> np.ndarray | None:
         """To the solution by the secant of the last step, where a grown state may be one."""
@@ -223,17 +260,21 @@ class Course:
     def _follow(self, before: Status, status: Status) -> None:
         """Note for the loop what has changed."""
         self.status = status
-        self.done = not status.active.any()
+        self.done = not status.active.any() or bool(rules.has_enough(self.rules, status))
         self.coupled = bool(status.coupled)
         self.restarting = None
         if status.restarting.any():
             self.restarting = self._on_device(status.restarting)
             self.every = 1  # a sample that leaves the domain of phi has to be seen at once
         if (status.active != before.active).any() or self.updates == 0:
-            self.all_active = bool(status.active.all())
-            self.active = None if self.all_active else self._on_device(status.active)
-            self.some_failed = bool((~status.active & ~(status.r <= 1)).any())
+            self._note_active()
         self._note_scale()
+
+    def _note_active(self) -> None:
+        status = self.status
+        self.all_active = bool(status.active.all())
+        self.active = None if self.all_active else self._on_device(status.active)
+        self.some_failed = bool((~status.active & ~(status.r <= 1)).any())
 
     def _on_device(self, mask: np.ndarray) -> Tensor:
         return torch.from_numpy(mask).to(self.z.device)
@@ -241,10 +282,11 @@ class Course:
     def solution(self, z: Tensor, derivatives: Derivatives) -> Solution:
         """The solution after the last update, z where no better state is kept."""
         with np.errstate(all="ignore"):
-            result, stall = rules.finish(np, self.rules, self.status, self.updates, self.m)
+            age = np.minimum(self.updates - self.born, self.rules.most)
+            result, stall = rules.finish(np, self.rules, self.status, age, self.m)
             atol_decides = rules.atol_decides(np, self.rules, self.status, self.m)
-        r, solved = self.status.r, self.status.r <= 1
-        iterations = np.where(self.status.active, self.updates, self.status.iterations)
+        r, solved = self.status.r, (self.status.r <= 1) | self.status.accepted
+        iterations = np.where(self.status.active, age, self.status.iterations)
         if self.keep_best and not solved.all():
             z = choose_rows(self._on_device(solved), z, self.best_z)
             r = np.where(solved, r, self.status.best_r)
@@ -269,3 +311,8 @@ class Course:
             return None
         residual = self._tensor(np.stack(self.residuals), self.norms.dtype)
         return Trace(residual, torch.stack(self.iterates) if self.iterates else None)
+
+
+def _chosen(rows: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """Rows of new, (B, ...), where rows, (B,), else of old."""
+    return np.where(rows if new.ndim == 1 else rows[:, None], new, old)

@@ -19,6 +19,7 @@ from fixpoint.solution import Result, Solution
 from fixpoint.solvers._rowwise import choose_rows
 from fixpoint.solvers.loop.course import Course, CourseOptions
 from fixpoint.solvers.loop.finished import stop_finished
+from fixpoint.solvers.loop.noise import NoiseOptions, with_noise
 from fixpoint.solvers.loop.norms import Norms
 from fixpoint.solvers.loop.watch import Record, Settling
 from fixpoint.solvers.loop.whole import RowNorms, as_one, derivatives_as_one, join
@@ -30,7 +31,7 @@ VMAP = (
 )
 
 
-class Iteration(CourseOptions, Protocol):
+class Iteration(CourseOptions, NoiseOptions, Protocol):
     """What the loop needs of a solver; see `IterativeSolver`."""
 
     max_iter: int
@@ -92,37 +93,74 @@ def _to_tolerance(
     solver: Iteration, problem: Problem, z: Tensor, tracking: bool, norms: Norms, most: int
 ) -> tuple[Solution, Any]:
     """Until all samples have ended, or for `most` updates; one that has ended does not move."""
-    phi, derivatives, t, track_from = problem
-    given = {"derivatives": derivatives} if solver.needs_derivatives else {}
-    # In a graph a lost sample has to be seen at once, before it enters a weight's sum.
-    every = 1 if tracking or solver.record is not None else solver.check_every
-    course, state = Course(solver, z, norms, every=every, most=most), None
-    evaluate = derivatives.evaluate if solver.needs_derivatives else phi
-    fz = evaluate(z)
-    if inside_vmap(z) or inside_vmap(fz):
-        raise RuntimeError(VMAP)
-    z, fz = course.observe(0, z, fz, phi)
-    for k in range(most):
-        if course.coupled:
-            return _as_one(course, solver, problem, z, tracking, most - k)
-        if course.done:
-            break
+    run = Run(solver, problem, z, norms, tracking=tracking, most=most)
+    while run.updates < most and not run.course.done:
+        if run.course.coupled:
+            return _as_one(run.course, solver, problem, run.z, tracking, most - run.updates)
+        run.advance()
+    return run.solution(), run.state
+
+
+class Run:
+    """A solve to a tolerance, update by update.
+
+    Attributes:
+        z, fz: the state and phi of it, (B, D); state: of the solver; updates: made so far.
+
+    Args:
+        tracking: whether the updates from number `track_from` of the problem on are differentiable.
+        most: number of the last update.
+    """
+
+    def __init__(
+        self,
+        solver: Iteration,
+        problem: Problem,
+        z: Tensor,
+        norms: Norms,
+        *,
+        tracking: bool = False,
+        most: int,
+    ) -> None:
+        self.solver, self.problem, self.tracking = solver, problem, tracking
+        derivatives = problem.derivatives
+        self.given = {"derivatives": derivatives} if solver.needs_derivatives else {}
+        # In a graph a lost sample has to be seen at once, before it enters a weight's sum.
+        every = 1 if tracking or solver.record is not None else solver.check_every
+        self.course = Course(solver, z, norms, every=every, most=most)
+        self.evaluate = derivatives.evaluate if solver.needs_derivatives else problem.phi
+        fz = self.evaluate(z)
+        if inside_vmap(z) or inside_vmap(fz):
+            raise RuntimeError(VMAP)
+        self.state: Any = None
+        self.updates = 0
+        self.z, self.fz = self.course.observe(0, z, fz, problem.phi)
+
+    def advance(self) -> None:
+        """Make one update."""
+        solver, course, k = self.solver, self.course, self.updates
+        z, fz = self.z, self.fz
         if k == 0:
-            state = solver.init(z, t)
+            self.state = solver.init(z, self.problem.t)
         elif course.restarting is not None:
-            state = solver.restart(state, course.restarting, z, fz)
+            self.state = solver.restart(self.state, course.restarting, z, fz)
+        state = self.state
         stops, start = course.active is not None and torch.is_grad_enabled(), z
         if stops:
             start, fz = stop_finished(course.active, (z, fz))
             state = stop_finished(course.active, state) if solver.state_has_rows else state
-        proposal, state = solver.update(k, start, fz, state, **given)
-        z = course.freeze(proposal, z)
-        if k + 1 == track_from:
+        proposal, state = solver.update(k, start, fz, state, **self.given)
+        z = course.freeze(with_noise(solver, proposal, start), z)
+        if k + 1 == self.problem.track_from:
             z, state = _detached(solver, z, state)
-            torch.set_grad_enabled(tracking)
-        fz = evaluate(stop_finished(course.active, z) if stops else z)
-        z, fz = course.observe(k + 1, z, fz, phi)
-    return course.solution(z, derivatives), state
+            torch.set_grad_enabled(self.tracking)
+        self.state, self.updates = state, k + 1
+        fz = self.evaluate(stop_finished(course.active, z) if stops else z)
+        self.z, self.fz = course.observe(k + 1, z, fz, self.problem.phi)
+
+    def solution(self) -> Solution:
+        """The solution after the last update."""
+        return self.course.solution(self.z, self.problem.derivatives)
 
 
 def _as_one(
@@ -169,7 +207,8 @@ def make_updates(
         start, fz = watch.stop_settled((start, fz))
         if solver.state_has_rows:
             state = watch.stop_settled(state)
-        z, state = solver.update(k, start, fz, state, **given)
+        moved, state = solver.update(k, start, fz, state, **given)
+        z = with_noise(solver, moved, start)
     evaluations = solver.max_iter
     if watch.looks:
         watch.note(z, phi(watch.stop_settled(z)))

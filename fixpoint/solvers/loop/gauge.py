@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fixpoint._groups import groups_of
 from fixpoint.solvers.loop import rules
 from fixpoint.solvers.loop.norms import Norms, Tolerance
 from fixpoint.solvers.loop.rules import Measures, Rules
@@ -27,20 +28,23 @@ class Gauge:
     ) -> None:
         self.norms = norms = Norms(z, tolerance, columns)
         self.rules = Rules.of(norms)
+        self.grouped = groups_of(columns) is not None
         residual, size, start = norms.measure(z, fz, z.detach())
         with np.errstate(all="ignore"):
             self.status = rules.begin(np, Measures(residual, size), start)
 
     def measure(self, z: Tensor, fz: Tensor, row: int | None = None) -> tuple[Tensor, Tensor]:
         """Return residuals and whether z and fz are finite, (B,) each, or of one row, (1, D)."""
-        status = self.status
+        status, given = self.status, self.rules
         if row is not None:
             one = slice(row, row + 1)
             status = status._replace(start=status.start[one], largest=status.largest[one])
-        sizes = self.norms.measure(z, fz, atol=rules.tolerance(np, self.rules, status.scale))
+            if self.grouped:
+                given = given._replace(atol=given.atol[one], unit=given.unit[one])
+        sizes = self.norms.measure(z, fz, atol=rules.tolerance(np, given, status.scale))
         m = Measures(sizes[0], sizes[1])
         with np.errstate(all="ignore"):
-            r = rules.plain_residual(np, self.rules, status, m)
+            r = rules.plain_residual(np, given, status, m)
             finite = rules.are_finite(m)
         r = torch.from_numpy(r).to(z.device, self.norms.dtype)
         return r, torch.from_numpy(finite).to(z.device)

@@ -15,7 +15,7 @@ from fixpoint._torch import keep_buffers_apart, tree_flatten, tree_unflatten, wh
 from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Solution
 from fixpoint.solvers.loop import rules
-from fixpoint.solvers.loop.norms import LoopOptions, Norms, Tolerance
+from fixpoint.solvers.loop.norms import LoopOptions, Norms, Tolerance, checked_test
 from fixpoint.solvers.loop.rules import Measures, Rules, Status
 
 Carried = tuple[Tensor, ...]
@@ -46,17 +46,19 @@ def iterate_in_graph(
 
     Args:
         tolerance: that of the solver if not given; no compiler makes a copy of a solver.
-        differentiates: whether phi is made of derivatives, which are traced in loops alone.
+        differentiates: whether phi is made of derivatives, as in an adjoint: these are traced in
+            loops alone, and each sample ends as soon as it has converged.
     """
     keep_buffers_apart()
     z0 = z0.detach()
     norms = Norms(z0, tolerance or solver.tolerance, getattr(phi, "columns", ())).on(z0.device)
-    step = _Step(solver, phi, norms)
+    step = _Step(solver, phi, norms, adjoint=differentiates)
     z = own(z0)
     fz = _evaluate_once(phi, z) if differentiates else phi(z)
     m = step.measure(z, fz)
     start = norms.size(z, norms.dtype)
-    status = rules.observe(torch, step.rules, rules.begin(torch, m, start), 0, m)
+    begun = rules.begin(torch, m, start)
+    status = rules.observe(torch, step.rules, begun, 0, m, accepts=step.accepts(z, fz))
     state, spec = tree_flatten(solver.init_fixed(z, fz, t))
     k = torch.zeros((), dtype=torch.int64, device=z0.device)
     carried = (k, z, fz, z, m.residual, m.size, *status, *state)
@@ -74,14 +76,23 @@ def iterate_in_graph(
 class _Step:
     """One update of all samples: the body of the loop, and its condition."""
 
-    def __init__(self, solver: GraphIteration, phi: MatrixMap, norms: Norms) -> None:
+    def __init__(
+        self, solver: GraphIteration, phi: MatrixMap, norms: Norms, *, adjoint: bool
+    ) -> None:
         self.solver, self.phi, self.norms = solver, phi, norms
-        self.rules = Rules.of(norms, backtracks=solver.backtracks, restarts=solver.restarts)
+        self.rules = Rules.of(norms, solver, alone=adjoint)
+        self.test = None if adjoint else solver.stop_when
         self.keep_best = solver.keeps_best
 
     def goes_on(self, *carried: Tensor) -> Tensor:
         k, status = carried[0], Status(*carried[6 : 6 + len(Status._fields)])
-        return (k < self.solver.max_iter) & status.active.any()
+        going = (k < self.solver.max_iter) & status.active.any()
+        if self.rules.fraction < 1:
+            going = going & ~rules.has_enough(self.rules, status)
+        return going
+
+    def accepts(self, z: Tensor, fz: Tensor) -> Tensor | None:
+        return None if self.test is None else checked_test(self.test(z, fz), z)
 
     def advance(self, spec: Any, *carried: Tensor) -> Carried:
         k, z, fz, best = carried[:4]
@@ -95,7 +106,8 @@ class _Step:
         fnew = self.phi(new)
         m = self.measure(new, fnew)
         distance = self._distance(z, fz, new, fnew, m)
-        status = rules.observe(torch, self.rules, before, k, m, distance)
+        accepts = self.accepts(new, fnew)
+        status = rules.observe(torch, self.rules, before, k, m, distance, accepts)
         if self.rules.backtracks:
             moved = (proposal != z).any(1)
             status = rules.end_refused(torch, before, status, moved)
@@ -136,7 +148,7 @@ class _Step:
         status, _ = _split(end)
         m = Measures(residual, size)
         result, stall = rules.finish(torch, self.rules, status, k, m)
-        r, solved = status.r, status.r <= 1
+        r, solved = status.r, (status.r <= 1) | status.accepted
         if self.keep_best:
             z, r = _choose(solved, z, best), torch.where(solved, r, status.best_r)
         return Solution(

@@ -5,16 +5,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fixpoint._groups import groups_of
 from fixpoint._torch import to_host
 
 Norm = Callable[[Tensor], Tensor]
 """Size of each sample: (B, D) -> (B,)."""
+Test = Callable[[Tensor, Tensor], Tensor]
+"""Whether each sample may end at z with phi(z): (B, D), (B, D) -> (B,) bool."""
+Stop = Literal["each", "all"] | float
+"""When a batch ends; see `IterativeSolver`."""
 
 
 class Tolerance(NamedTuple):
@@ -37,7 +42,8 @@ class Norms:
     Attributes:
         rtol, atol: as they apply to these sizes; atol is a number, or one for each leaf, (L,).
             Where there is no tolerance, rtol is 1: residuals are relative to phi(z).
-        unit: the size of a state of ones, by which an RMS differs from the 2-norm.
+        unit: the size of a state of ones, by which an RMS differs from the 2-norm. Where samples
+            are groups of rows, atol and unit have an axis of samples in front.
         eps: relative spacing of the numbers that phi computes with.
         safe: least size whose square keeps all its digits in the dtype of the norms.
 
@@ -52,6 +58,7 @@ class Norms:
 
     def __init__(self, z: Tensor, tolerance: Tolerance, columns: Sequence[int] = ()) -> None:
         self.norm, leaf_atol = tolerance.norm, tolerance.leaf_atol
+        groups = groups_of(columns)
         columns = columns or (z.shape[1],)
         if leaf_atol is not None and len(leaf_atol) != len(columns):
             raise ValueError(
@@ -71,12 +78,14 @@ class Norms:
             self.atol = np.array(
                 [tolerance.atol] * len(columns) if leaf_atol is None else leaf_atol
             )
-            self.unit = np.sqrt(np.maximum(columns, 1))
+            self.unit = np.sqrt(np.maximum(columns if groups is None else groups.fill(columns), 1))
         elif leaf_atol is not None:
             self.atol = leaf_atol[0]
         if self.norm is None:  # RMS on both sides: the factor 1 / sqrt(D) moves to atol
             if self.columns is None:
                 self.unit = math.sqrt(max(columns[0], 1))
+                if groups is not None:
+                    self.unit = np.sqrt(np.maximum(groups.fill(columns)[:, 0], 1))
             self.atol = self.atol * self.unit
         self.relative_atol = tolerance.relative_atol and leaf_atol is None
 
@@ -143,6 +152,17 @@ class Norms:
         return to_host(torch.stack(sizes)).astype(np.float64)
 
 
+def checked_test(accepts: Tensor, z: Tensor) -> Tensor:
+    """What `stop_when` has returned for states z, (B, D), if it is of the right kind."""
+    if not isinstance(accepts, Tensor) or accepts.dtype != torch.bool or accepts.dim() != 1:
+        raise TypeError(f"stop_when must return a bool for each sample, (B,); got {accepts!r}")
+    if len(accepts) != len(z):
+        raise ValueError(
+            f"stop_when must return a bool for each of {len(z)} samples; got {len(accepts)}"
+        )
+    return accepts
+
+
 def resolution(z: Tensor) -> float:
     """Relative spacing of the numbers that phi computes with, which autocast may lower."""
     eps = torch.finfo(z.dtype).eps
@@ -158,6 +178,10 @@ def smallest_safe_norm(dtype: torch.dtype) -> float:
 
 class LoopOptions(Protocol):
     """What any loop, on the host or in a graph, asks of a solver; see `IterativeSolver`."""
+
+    min_iter: int
+    stop: Stop
+    stop_when: Test | None
 
     @property
     def keeps_best(self) -> bool: ...

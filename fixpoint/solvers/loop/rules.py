@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fixpoint.solution import Result, Stall
-from fixpoint.solvers.loop.norms import Norms
+from fixpoint.solvers.loop.norms import LoopOptions, Norms
 
 Array = Any
 """A NumPy array or a tensor."""
@@ -46,6 +46,9 @@ class Rules(NamedTuple):
     """Constants of a solve.
 
     tiny: the least normal number of the dtype of residuals.
+    together: whether samples move until all have converged.
+    fraction: of the samples, that ends the batch when it has converged.
+    most: updates of a sample, where samples may begin one after the other.
     The others: see `Norms` and `IterativeSolver`.
     """
 
@@ -57,13 +60,35 @@ class Rules(NamedTuple):
     relative_atol: bool
     backtracks: bool = False
     restarts: bool = False
+    keeps_best: bool = True
+    min_iter: int = 0
+    together: bool = False
+    fraction: float = 1.0
+    most: float = np.inf
 
     @classmethod
-    def of(cls, norms: Norms, **options: bool) -> Rules:
-        """The rules for what is measured by these norms."""
+    def of(cls, norms: Norms, options: LoopOptions | None = None, *, alone: bool = False) -> Rules:
+        """The rules for what is measured by these norms.
+
+        Args:
+            options: of the solver.
+            alone: whether each sample ends as soon as it has converged, whatever they say.
+        """
         tiny = torch.finfo(norms.dtype).tiny
         constants = norms.rtol, norms.atol, norms.unit, norms.eps, tiny, norms.relative_atol
-        return cls(*constants, **options)
+        if options is None:
+            return cls(*constants)
+        rules = cls(*constants, options.backtracks, options.restarts, options.keeps_best)
+        if alone:
+            return rules
+        stop = options.stop
+        fraction = 1.0 if isinstance(stop, str) else float(stop)
+        return rules._replace(min_iter=options.min_iter, together=stop == "all", fraction=fraction)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a sample may move that has converged."""
+        return self.together or self.min_iter > 0
 
 
 class Measures(NamedTuple):
@@ -84,6 +109,7 @@ class Status(NamedTuple):
     iterations: updates applied; floor_checks: checks at which the residual was rounding noise.
     start: size of the start; largest: the largest residual that has moved the state.
     coupled: whether a sample that had converged no longer has, the same for all.
+    accepted: samples that `stop_when` has ended.
     """
 
     r: Array
@@ -100,6 +126,7 @@ class Status(NamedTuple):
     start: Array
     largest: Array
     coupled: Array
+    accepted: Array
 
     @property
     def scale(self) -> Array:
@@ -137,6 +164,7 @@ def begin(xp: Any, m: Measures, start: Array) -> Status:
         start=start,
         largest=largest,
         coupled=none.any(),
+        accepted=none,
     )
 
 
@@ -147,27 +175,38 @@ def observe(
     k: Array,
     m: Measures,
     distance: Array | None = None,
+    accepts: Array | None = None,
 ) -> Status:
-    """The status after update k, 0 for the start.
+    """The status after update k, 0 for the start; of each sample, (B,), where they differ.
 
     Args:
+        accepts: samples that `stop_when` accepts, where there is one.
         distance: to the solution by the secant of the last step, like m; None where no grown
             state may have converged.
     """
     status = _note_growth(xp, status, m)
     finite = are_finite(m)
     r = xp.where(finite, scaled_residual(xp, rules, status, m, distance), np.inf)
-    ended = status.nonfinite | (status.stall > 0)
+    ended = status.nonfinite | (status.stall > 0) | status.accepted
     lost = ~finite
     if rules.backtracks:  # the solver takes a step to where phi is not finite back
         lost = lost & (k == 0)
     lost_now = status.active & lost
     restarting = lost_now & ~status.plain if rules.restarts else lost_now & False
     nonfinite = status.nonfinite | (lost_now & ~restarting)
-    coupled = status.coupled | (~status.active & ~ended & ~(r <= 1)).any()
+    left = ~status.active & ~ended & ~(r <= 1)
+    if rules.most < np.inf:
+        left = left & (k <= rules.most)
+    coupled = status.coupled | left.any()
     r = xp.where(lost | ended, status.r, r)
     moving = ~ended & ~nonfinite
-    active = moving & ~(r <= 1)
+    settled = (r <= 1) if accepts is None else (r <= 1) | (accepts & finite)
+    settled = settled & moving & (k >= rules.min_iter)
+    if rules.together:
+        settled = settled & (settled | ~moving).all()
+    active = moving & ~settled
+    if rules.most < np.inf:
+        active = active & (k < rules.most)
     improved = (r < status.best_r) & ~lost
     plain = (status.plain & (k == 0)) | restarting
     return status._replace(
@@ -181,7 +220,16 @@ def observe(
         nonfinite=nonfinite,
         iterations=xp.where(status.active, k, status.iterations),
         coupled=coupled,
+        accepted=status.accepted | (settled & ~(r <= 1)),
     )
+
+
+def has_enough(rules: Rules, status: Status) -> Array:
+    """Whether so many samples have converged that the batch ends with them."""
+    if rules.fraction == 1:
+        return False
+    solved = ~status.active & ~status.nonfinite & ((status.r <= 1) | status.accepted)
+    return solved.sum() >= rules.fraction * solved.shape[0]
 
 
 def tolerance(xp: Any, rules: Rules, scale: Array) -> Array:
@@ -246,7 +294,7 @@ def end_at_floor(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -
     level = _over_leaves(xp, level)
     status = status._replace(floor_checks=status.floor_checks + (level <= 2))
     at_floor = (k - status.best_update > 5 + level) | (status.floor_checks > FLOOR_CHECKS)
-    at_floor = status.active & at_floor
+    at_floor = status.active & at_floor & (k >= rules.min_iter)
     far = _any_leaf(m.size > MAX_GROWTH * status.scale)
     status = _end(xp, status, at_floor & ~far, Stall.ROUNDING)
     return _end(xp, status, at_floor & far, Stall.RUNAWAY)
@@ -256,13 +304,23 @@ def finish(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -> tupl
     """`Result` and `Stall` codes of each sample after the last update k, (B,) each."""
     lost = status.nonfinite | ((status.r == np.inf) & _has_no_residual(rules, status))
     going = status.active
+    if rules.most < np.inf:
+        ended = lost | (status.stall > 0) | status.accepted | (status.r <= 1)
+        going = going | (~ended & (k >= rules.most))
     slow = has_stalled(status.best_update, k) & going
     stall = xp.where(slow, int(Stall.NO_PROGRESS), 0 * status.stall)
     denied = going & (plain_residual(xp, rules, status, m) <= 1)
     runs_away = (going & (k >= MIN_UPDATES) & _run_away(xp, rules, status, m)) | denied
     stall = xp.where(runs_away, int(Stall.RUNAWAY), stall)
     stall = xp.where(status.stall > 0, status.stall, stall)
-    return classify(xp, status.r, nonfinite=lost, stall=stall)
+    r = status.r
+    if rules.goes_on and rules.keeps_best:  # one that moved on from a solution is put back there
+        there = status.best_r <= 1
+        r, lost = xp.where(there, status.best_r, r), lost & ~there
+    result, stall = classify(xp, r, nonfinite=lost, stall=stall)
+    result = xp.where(status.accepted & ~(r <= 1), int(Result.ACCEPTED), result)
+    stopped = going & (result == int(Result.MAX_ITER)) & has_enough(rules, status)
+    return xp.where(stopped, int(Result.STOPPED), result), stall
 
 
 def atol_decides(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:

@@ -32,7 +32,8 @@ class RowNorms(Norms):
         self.atol, self.unit = (self._for_each_row(x) for x in (rows.atol, rows.unit))
 
     def _for_each_row(self, values: float | np.ndarray) -> np.ndarray:
-        return np.tile(np.atleast_1d(values), self.shape[0])
+        leaves = () if self.rows.columns is None else (len(self.rows.columns),)
+        return np.broadcast_to(values, (self.shape[0], *leaves)).reshape(-1)
 
     def size(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return self.rows.size(x.view(self.shape), dtype).reshape(1, -1)

@@ -440,6 +440,8 @@ def test_a_layer_takes_it_and_says_why_not():
         ({"solver": Picard(norm=lambda z: z.norm(dim=1))}, "must have norm=None"),
         ({"solver": Anderson(ridge=1e-8)}, "ridge=0"),
         ({"solver": Picard(check_every=2)}, "check_every=1"),
+        ({"solver": Picard(min_iter=2)}, "must have min_iter=0"),
+        ({"solver": Picard(stop="all")}, "must have stop='each'"),
         ({"solver": Picard(max_iter=3, rtol=0, atol=0)}, "rtol = atol = 0"),
         ({"solver": "barzilai-borwein"}, "must be one of .*Broyden, not BarzilaiBorwein"),
         ({"solver": Newton()}, "must be one of .*Broyden, not Newton"),

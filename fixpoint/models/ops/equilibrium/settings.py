@@ -9,6 +9,7 @@ from fixpoint.backward import Implicit, Unrolled
 from fixpoint.models.ops.common import dispatch as op
 from fixpoint.models.ops.equilibrium.arguments import MAX_MEMORY_ON_CUDA, Iteration
 from fixpoint.solvers import Anderson, Broyden, InexactNewton, Picard, Solver
+from fixpoint.solvers.base import ALONE
 
 METHODS = {
     Picard: "plain",
@@ -74,10 +75,11 @@ def _why_not_unrolled(solver: Solver, backward: Unrolled) -> str | None:
 
 
 def _unsupported_option(solver: Solver) -> str | None:
-    for option, default in (("norm", None), ("record", None), ("keep_best", True)):
-        if getattr(solver, option) is not default:
-            return f"must have {option}={default}"
-    return None if solver.check_every == 1 else "must have check_every=1"
+    plain = {"norm": None, "record": None, "keep_best": True, "check_every": 1} | ALONE
+    for option, default in plain.items():
+        if getattr(solver, option) != default:
+            return f"must have {option}={default!r}"
+    return None
 
 
 def steps_of(solver: Solver, start: int, T: int, device: torch.device | None = None) -> Tensor:
