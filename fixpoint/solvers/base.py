@@ -238,8 +238,8 @@ class IterativeSolver(Solver):
         record: "residual" keeps each sample's residual after each update, "iterates" the states
             too; see `Trace`.
         check_every: measure the residual, and let the host read it, only at each n-th update; a
-            sample then ends at one of these. Under grad mode, with `record`, and in a graph of
-            torch.compile, it is 1.
+            sample then ends at one of these. Under grad mode and with `record` it is 1. In a
+            graph of torch.compile so many updates are one pass of the loop, each measured.
 
     Raises:
         ValueError: a value is out of range, or `record` is unknown.
