@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -39,6 +39,7 @@ __all__ = [
     "autocast_enabled",
     "batched",
     "carries_tangents",
+    "choose_branch",
     "constant_in_graphs",
     "floats_as_constants",
     "flop_registries",
@@ -85,6 +86,17 @@ def while_loop(condition: Any, body: Any, carried: tuple[Tensor, ...]) -> tuple[
     from torch._higher_order_ops import while_loop
 
     return while_loop(condition, body, carried)
+
+
+def choose_branch(condition: Tensor, one: Any, other: Any, operands: Sequence[Any]) -> Any:
+    """one(*operands) or other(*operands), as one operation of a graph.
+
+    In an exported graph both are computed: ONNX has no branch in the body of a loop.
+    """
+    if is_exporting():
+        a, b = one(*operands), other(*operands)
+        return tree_map(lambda a, b: torch.where(condition, a, b), a, b)
+    return torch.cond(condition, one, other, tuple(operands))
 
 
 def scan(step: Any, start: Any, inputs: Tensor) -> tuple[Any, Tensor]:
@@ -137,7 +149,7 @@ def prepare_loops() -> None:
 def _attribute(tensor: Any, name: str) -> Any:
     """The node that reads an attribute of a tensor of dynamo's graph, in the innermost graph."""
     attribute = getattr(tensor, name)
-    graph = getattr(tensor.tracer, "output_graph", None)
+    graph = getattr(getattr(tensor, "tracer", None), "output_graph", None)
     if graph is not None and hasattr(attribute, "tracer"):
         attribute.tracer = graph.current_tracer
     return attribute
