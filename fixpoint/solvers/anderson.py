@@ -20,6 +20,7 @@ from fixpoint.solvers._anderson_host import (
     Step,
     accept_step,
     as_tensor,
+    mix_in_graph,
     mix_on_device,
     mix_on_host,
     mix_unseen,
@@ -58,7 +59,8 @@ class Anderson(IterativeSolver):
     thread).
 
     A state of fixed shape (`init_fixed`) holds `memory` differences at all times, and a traced
-    update has operations that grow with their square: up to some 8.
+    update has operations that grow with their square, in a graph of torch.compile on the CPU with
+    their cube: up to some 8.
 
     A step after which ||g|| is more than 1.5 times as large is not continued: the next one starts
     where it started, with what the step showed of g', and with the mixing of that sample reduced
@@ -104,7 +106,7 @@ class Anderson(IterativeSolver):
         m = self._most_differences(z)
         zeros = tuple(torch.zeros_like(fz) for _ in range(2 * m))
         state = _begin(fz, fz - z)
-        if computes_on_host(state.g):
+        if computes_on_host(state.g) or _is_in_graph_of_host(state.g):
             gram = state.scalars.new_zeros(len(z), m * (m + 1) // 2)
             state = state._replace(scalars=torch.cat((state.scalars, gram), 1))
         return state._replace(df=zeros[:m], dg=zeros[m:])
@@ -159,6 +161,8 @@ class Anderson(IterativeSolver):
 
     def _mix(self, end: Step, start: Step, scalars: Tensor, *, may_read: bool) -> Outcome:
         options = Options(self._most_differences(end.fz), self.beta, self.ridge)
+        if _is_in_graph_of_host(end.g) and scalars.shape[1] > len(Scalars._fields):
+            return mix_in_graph(end, start, scalars, options)
         if not computes_on_host(end.g):
             return mix_on_device(end, start, scalars, options)
         return (mix_on_host if may_read else mix_unseen)(end, start, scalars, options)
@@ -195,6 +199,11 @@ class Anderson(IterativeSolver):
 
     def extra_repr(self) -> str:
         return f"memory={self.memory}, beta={self.beta:g}, {super().extra_repr()}"
+
+
+def _is_in_graph_of_host(x: Tensor) -> bool:
+    """Whether a compiler traces x on the CPU, where a branch in a graph waits for nothing."""
+    return torch.compiler.is_compiling() and x.device.type == "cpu"
 
 
 def _begin(fz: Tensor, g: Tensor) -> AndersonState:

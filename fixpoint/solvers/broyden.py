@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from fixpoint._torch import carries_tangents
+from fixpoint._torch import carries_tangents, choose_branch
 from fixpoint._validation import at_least
 from fixpoint.solvers._numbers import (
     LIBRARY,
@@ -257,7 +257,8 @@ class Broyden(IterativeSolver):
         full = (count >= factors.U.shape[1]).any()
         given = [*factors, full_direction, count, state.g]
         if torch.compiler.is_compiling():
-            *factors_, full_direction, count = torch.cond(full, _halved, _as_they_are, given)
+            found = choose_branch(full, _halved, _as_they_are, given)
+            *factors_, full_direction, count = found
         else:
             pairs = zip(_halved(*given), given, strict=False)
             *factors_, full_direction, count = (torch.where(full, a, b) for a, b in pairs)
