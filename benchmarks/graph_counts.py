@@ -1,6 +1,6 @@
 """How often a solve in a graph makes as many updates as without a compiler, over random maps.
 
-    python benchmarks/graph_counts.py [--samples 2000] [--backend inductor]
+    python benchmarks/graph_counts.py [--samples 2000] [--backend inductor] [--solver Anderson]
 
 Each sample has a map of its own, phi(z) = tanh(U z + x) of 16 numbers, ||U||_2 between 0.2 and 1.5.
 Both solve the same problems; rounding alone differs. For each solver and dtype: the samples, in per
@@ -67,14 +67,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=2000)
     parser.add_argument("--backend", default="inductor")
+    parser.add_argument("--solver", choices=SOLVERS, help="this one alone")
     options = parser.parse_args()
     print(
         f"fixpoint {fixpoint.__version__}, torch {torch.__version__}, Python "
         f"{platform.python_version()}, {processor()}, backend {options.backend}"
     )
-    for name, solver in SOLVERS.items():
+    for name in SOLVERS if options.solver is None else [options.solver]:
         for dtype in (torch.float32, torch.float64):
-            compare(name, solver, options.samples, dtype, options.backend)
+            compare(name, SOLVERS[name], options.samples, dtype, options.backend)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -39,7 +39,6 @@ __all__ = [
     "autocast_enabled",
     "batched",
     "carries_tangents",
-    "choose_branch",
     "constant_in_graphs",
     "floats_as_constants",
     "flop_registries",
@@ -88,17 +87,6 @@ def while_loop(condition: Any, body: Any, carried: tuple[Tensor, ...]) -> tuple[
     return while_loop(condition, body, carried)
 
 
-def choose_branch(condition: Tensor, one: Any, other: Any, operands: Sequence[Any]) -> Any:
-    """one(*operands) or other(*operands), as one operation of a graph.
-
-    In an exported graph both are computed: ONNX has no branch in the body of a loop.
-    """
-    if is_exporting():
-        a, b = one(*operands), other(*operands)
-        return tree_map(lambda a, b: torch.where(condition, a, b), a, b)
-    return torch.cond(condition, one, other, tuple(operands))
-
-
 def scan(step: Any, start: Any, inputs: Tensor) -> tuple[Any, Tensor]:
     """The last carry and all outputs of step(carry, input), as one operation of a graph."""
     from torch._higher_order_ops import scan
@@ -143,7 +131,7 @@ def prepare_loops() -> None:
     from torch._inductor import config
 
     config.inplace_buffers = False
-    GetAttrVariable.create_getattr_proxy = staticmethod(_attribute)  # type: ignore[method-assign]
+    GetAttrVariable.create_getattr_proxy = staticmethod(_attribute)  # type: ignore[assignment]
 
 
 def _attribute(tensor: Any, name: str) -> Any:

@@ -117,7 +117,7 @@ def test_a_solve_to_a_tolerance_is_one_graph(name):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def test_sizes_and_numbers_are_no_obstacle_to_one_graph():
+def test_one_graph_serves_any_batch_with_floats_for_constants():
     """With dynamic=True floats are symbols, which inductor does not pass to a loop."""
     U, x, _ = tanh_problem()
     layer = FixedPoint(DampedPicard(beta=0.9))
@@ -175,7 +175,11 @@ def test_any_view_of_a_weight_is_differentiated_in_the_graph():
         given[0].sum().backward()
 
 
-@pytest.mark.parametrize("solver", [Picard, Anderson], ids=["picard", "anderson"])
+@pytest.mark.parametrize(
+    "solver",
+    [Picard, pytest.param(Anderson, marks=pytest.mark.slow)],
+    ids=["picard", "anderson"],
+)
 def test_several_updates_in_a_pass_end_each_sample_where_it_would_end(solver):
     """Also where a pass would go beyond max_iter."""
     U, x, _ = tanh_problem()

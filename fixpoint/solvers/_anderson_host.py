@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fixpoint._torch import choose_branch
 from fixpoint.solvers._numbers import ARRAYS, FLOATS, LIBRARY, TENSORS, Arithmetic, Number
 from fixpoint.solvers._rowwise import at_least_float32
 from fixpoint.solvers._weights import SMALL, eliminate, inner_products, orthogonalize
@@ -146,7 +145,7 @@ def mix_in_graph(end: Step, start: Step, scalars: Tensor, options: Options) -> O
         return torch.where(sound, weights, careful.to(weights.dtype))
 
     operands = (weights, sound, g, noise, new.count, *dg)
-    weights = choose_branch(sound.all(), as_they_are, carefully, operands)
+    weights = torch.cond(sound.all(), as_they_are, carefully, operands)
     rest = (1 - options.beta * new.mixing).unsqueeze(1).to(end.g.dtype)
     numbers = [*new, *chain.from_iterable(gram)]
     new_scalars = torch.stack([x.to(scalars.dtype) for x in numbers], 1)  # ONNX does not promote
