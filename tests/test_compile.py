@@ -239,7 +239,7 @@ def test_samples_that_fail_have_the_gradient_asked_for(failed):
 @pytest.mark.parametrize(
     "layer",
     [
-        FixedPoint(Anderson(memory=3, check_every=3)),
+        FixedPoint(Anderson(memory=2, check_every=2)),
         FixedPoint(Picard(max_iter=3, rtol=0.0, atol=0.0), Unrolled()),
         FixedPoint(Picard(), Phantom(2)),
     ],
