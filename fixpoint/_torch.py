@@ -147,7 +147,7 @@ def _attribute(tensor: Any, name: str) -> Any:
 def floats_as_constants() -> Iterator[None]:
     """Let dynamo take Python floats that are read as constants, guarded by their values.
 
-    With `dynamic=True` they are symbols, which inductor cannot pass to a `while_loop`.
+    With `dynamic=True` they would be symbols, which a `while_loop` does not take.
     """
     _take_floats_as_constants(True)
     try:

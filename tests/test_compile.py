@@ -118,7 +118,7 @@ def test_a_solve_to_a_tolerance_is_one_graph(name):
 
 
 def test_one_graph_serves_any_batch_with_floats_for_constants():
-    """With dynamic=True floats are symbols, which inductor does not pass to a loop."""
+    """With dynamic=True they would be symbols, which are not passed to a loop."""
     U, x, _ = tanh_problem()
     layer = FixedPoint(DampedPicard(beta=0.9))
     graphs = []
