@@ -58,7 +58,7 @@ def _with_plain_weights(map: EquilibriumMap) -> EquilibriumMap:
     if not parametrize.is_parametrized(map):
         return other
     names = list(map.parametrizations)  # type: ignore[arg-type]
-    other.__class__ = parametrize.type_before_parametrizations(map)  # type: ignore[assignment]
+    other.__class__ = parametrize.type_before_parametrizations(map)
     del other.parametrizations
     for name in names:
         other.register_buffer(name, getattr(map, name).detach().clone())
