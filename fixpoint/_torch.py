@@ -41,6 +41,7 @@ __all__ = [
     "batched",
     "carries_tangents",
     "constant_in_graphs",
+    "floats_as_constants",
     "flop_registries",
     "function_modes",
     "gradients",
@@ -55,13 +56,15 @@ __all__ = [
     "is_functorch_wrapped_tensor",
     "is_plain",
     "is_recorded",
-    "keep_buffers_apart",
+    "is_symbol",
     "level_zero",
     "made_since",
     "no_gradients",
     "outside_graph",
+    "prepare_loops",
     "primal",
     "restored",
+    "scan",
     "stored",
     "to_host",
     "transform_level",
@@ -84,6 +87,15 @@ def while_loop(condition: Any, body: Any, carried: tuple[Tensor, ...]) -> tuple[
     from torch._higher_order_ops import while_loop
 
     return while_loop(condition, body, carried)
+
+
+def scan(step: Any, start: Any, inputs: Tensor) -> tuple[Any, Tensor]:
+    """The last carry and all outputs of step(carry, input), as one operation of a graph."""
+    from torch._higher_order_ops import scan
+
+    start = tree_map(torch.clone, start)  # of one tensor given twice it would make one carry
+    last, outputs = scan(step, start, inputs)
+    return last, outputs
 
 
 P = ParamSpec("P")
@@ -109,6 +121,11 @@ is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compili
 """Whether torch.export traces; torch before 2.7 does not tell it from torch.compile."""
 
 
+def is_symbol(size: int) -> bool:
+    """Whether a graph is being exported in which this size is any."""
+    return is_exporting() and isinstance(size, torch.SymInt)
+
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -119,15 +136,57 @@ def constant_in_graphs(function: Function) -> Function:
 
 
 @constant_in_graphs
-def keep_buffers_apart() -> None:
-    """Make inductor give each buffer a place of its own, for the whole process.
+def prepare_loops() -> None:
+    """Cure two faults of the compiler with a `while_loop`, for the whole process.
 
-    In the body of a `while_loop` it otherwise writes a result into a carry or a captured tensor
-    that is still read, and gradients are silently wrong.
+    Inductor writes a result in the body into a carry or a captured tensor that is still read, and
+    gradients are silently wrong: each buffer has a place of its own. Dynamo notes an attribute of
+    a captured tensor, as `W.T`, outside of the loop and of the transform that reads it: it belongs
+    where it is read.
     """
+    from torch._dynamo.variables.misc import GetAttrVariable
     from torch._inductor import config
 
     config.inplace_buffers = False
+    GetAttrVariable.create_getattr_proxy = staticmethod(_attribute)  # type: ignore[assignment]
+
+
+def _attribute(tensor: Any, name: str) -> Any:
+    """The node that reads an attribute of a tensor of dynamo's graph, in the innermost graph."""
+    attribute = getattr(tensor, name)
+    graph = getattr(getattr(tensor, "tracer", None), "output_graph", None)
+    if graph is not None and hasattr(attribute, "tracer"):
+        attribute.tracer = graph.current_tracer
+    return attribute
+
+
+@contextmanager
+def floats_as_constants() -> Iterator[None]:
+    """Let dynamo take Python floats that are read as constants, guarded by their values.
+
+    With `dynamic=True` they would be symbols, which a `while_loop` does not take.
+    """
+    _take_floats_as_constants(True)
+    try:
+        yield
+    finally:
+        _take_floats_as_constants(False)
+
+
+@constant_in_graphs
+def _take_floats_as_constants(take: bool) -> None:
+    """Set it for a while, unless it was set from outside; dynamo may trace the same code again."""
+    from torch._dynamo import config
+
+    global _changed
+    if take and not config.specialize_float:
+        config.specialize_float = _changed = True
+    elif not take and _changed:
+        config.specialize_float = _changed = False
+
+
+_changed = False
+"""Whether `floats_as_constants` has changed the setting of dynamo."""
 
 
 @constant_in_graphs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import inside_transform, no_gradients, outside_graph
+from fixpoint._torch import floats_as_constants, inside_transform, no_gradients, outside_graph
 from fixpoint._tree import Map, Packing, Tree
 from fixpoint._validation import names_options
 from fixpoint.backward import Backward, Implicit, Phantom, Reversible, Unrolled
@@ -76,9 +76,17 @@ def solve(
                 [0.7391]])
     """
     solver = make_solver(solver)
-    if torch.compiler.is_compiling() and not (solver.compiles and groups is None):
+    if not torch.compiler.is_compiling():
+        return _solve(phi, z0, solver, t, batched, groups, has_aux)
+    if groups is not None or not _in_graph(solver):
         return outside_graph(_solve, phi, z0, solver, t, batched, groups, has_aux)
-    return _solve(phi, z0, solver, t, batched, groups, has_aux)
+    with floats_as_constants():
+        return _solve(phi, z0, solver, t, batched, groups, has_aux)
+
+
+def _in_graph(solves: Solver | FixedPoint) -> bool:
+    with floats_as_constants():
+        return solves.compiles
 
 
 def _ready(backward: Backward | str | None) -> Backward:
@@ -219,10 +227,12 @@ class FixedPoint(nn.Module):
 
         `options` of the solver, `max_iter`, `rtol`, ..., hold for this call alone.
         """
-        compiling = torch.compiler.is_compiling()
-        if compiling and (options or groups is not None or not self.compiles):
+        if not torch.compiler.is_compiling():
+            return self._solve(phi, z0, t, batched, groups, has_aux, options)
+        if options or groups is not None or not _in_graph(self):
             return outside_graph(self._solve, phi, z0, t, batched, groups, has_aux, dict(options))
-        return self._solve(phi, z0, t, batched, groups, has_aux, options)
+        with floats_as_constants():
+            return self._solve(phi, z0, t, batched, groups, has_aux, options)
 
     @property
     def compiles(self) -> bool:

@@ -1,11 +1,12 @@
 """The parts of `gpu_check` that need torch, numpy and triton alone: a line of JSON for each result.
 
-    python scripts/gpu_parts.py kernels | few | speed | solvers [--rehearse]
+    python scripts/gpu_parts.py kernels | few | speed | solvers | graph [--rehearse]
 
 kernels: versions first, then each kernel once against a loop in float64: error, registers, spills.
 few: a few of the kernels in this process, for a sanitizer.
 speed: a training step of each layer, eager and as a CUDA graph, beside torch's layers.
 solvers: milliseconds a solve, and those of the factorizations that solvers may call.
+graph: a solve and its gradient as one graph of torch.compile: time, and error of each gradient.
 --rehearse: the same at tiny sizes on the CPU, by Triton's interpreter.
 """
 
@@ -261,9 +262,45 @@ def solvers() -> Iterator[dict[str, Any]]:
             yield guarded(factorization, name=name, B=B)
 
 
+def solve_in_graph(solver: str, check_every: int) -> dict[str, Any]:
+    from fixpoint import FixedPoint, Implicit
+    from fixpoint.solvers import SOLVERS
+
+    B, D = (2, 3) if REHEARSE else (128, 128)
+    U, x = (torch.randn(n, D, device=DEVICE) for n in (D, B))
+    U = (0.9 * U / torch.linalg.matrix_norm(U, 2)).requires_grad_()
+    x.requires_grad_()
+    made = [SOLVERS[solver](rtol=1e-4, check_every=n) for n in (1, check_every)]
+    plain, several = (FixedPoint(each, Implicit()) for each in made)
+
+    def state(layer: nn.Module) -> Tensor:
+        return layer(lambda z: torch.tanh(z @ U.t() + x), torch.zeros_like(x)).z
+
+    def both(state: Callable[[nn.Module], Tensor], layer: nn.Module) -> list[Tensor]:
+        z = state(layer)
+        return [z.detach(), *torch.autograd.grad(z.square().sum(), [U, x])]
+
+    torch._dynamo.reset()
+    fast = torch.compile(state, fullgraph=True, backend="eager" if REHEARSE else "inductor")
+    begin = time.monotonic()
+    pairs = list(zip(both(fast, several), both(state, plain), strict=True))
+    return {
+        "compiling_s": round(time.monotonic() - begin, 1),
+        "errors": [float((a - b).abs().max() / b.abs().max()) for a, b in pairs],
+        "ms": milliseconds(lambda: both(state, plain)),
+        "compiled_ms": milliseconds(lambda: both(fast, several)),
+    }
+
+
+def graph() -> Iterator[dict[str, Any]]:
+    for solver in ("picard", "anderson"):
+        for check_every in (1, 5):
+            yield guarded(solve_in_graph, solver=solver, check_every=check_every)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parts = {"kernels": kernels, "few": few, "speed": speed, "solvers": solvers}
+    parts = {"kernels": kernels, "few": few, "speed": speed, "solvers": solvers, "graph": graph}
     parser.add_argument("part", choices=parts)
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, at tiny sizes")
     for found in parts[parser.parse_args().part]():

@@ -20,7 +20,7 @@ from fixpoint import (
     make_solver,
     solve,
 )
-from fixpoint.models import DEQ, ERNN
+from fixpoint.models import ERNN
 from fixpoint.models.ops.common.dispatch import has_numba
 
 
@@ -36,14 +36,15 @@ def test_a_fixed_number_of_steps_compiles_without_a_break(name):
         solver = make_solver(name, max_iter=3, rtol=0.0, atol=0.0)
     layer = FixedPoint(solver, Unrolled())
     U = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)) / 4
-    inputs = [U.requires_grad_(), torch.ones(3, 4, requires_grad=True), *layer.parameters()]
+    x, z0, bias = (torch.full((3, 4), v, requires_grad=True) for v in (1.0, 0.5, 0.1))
+    inputs = [U.requires_grad_(), x, z0, bias, *layer.parameters()]
 
-    def run(x):
-        return layer(lambda z: torch.tanh(z @ U.T + x), torch.zeros_like(x), t=1).z
+    def run(x, z0):
+        return layer(lambda z: torch.tanh(z @ U.T + x + bias), z0, t=1).z
 
     torch._dynamo.reset()
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    plain, fast = run(inputs[1]), compiled(inputs[1])
+    plain, fast = run(x, z0), compiled(x, z0)
     assert torch.allclose(plain, fast, atol=1e-6)
     for a, b in zip(
         torch.autograd.grad(plain.square().sum(), inputs),
@@ -51,6 +52,7 @@ def test_a_fixed_number_of_steps_compiles_without_a_break(name):
         strict=True,
     ):
         assert torch.allclose(a, b, atol=1e-5)
+        assert b.abs().max() > 0
 
 
 def test_the_phantom_gradient_of_fixed_steps_compiles_without_a_break():
@@ -115,6 +117,88 @@ def test_a_solve_to_a_tolerance_is_one_graph(name):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+def test_one_graph_serves_any_batch_with_floats_for_constants():
+    """With dynamic=True they would be symbols, which are not passed to a loop."""
+    U, x, _ = tanh_problem()
+    layer = FixedPoint(DampedPicard(beta=0.9))
+    graphs = []
+
+    class Map(torch.nn.Module):
+        scale = 0.7
+
+        def forward(self, z, x):
+            return torch.tanh(self.scale * (z @ U.t()) + x)
+
+    phi = Map()
+
+    def run(x):
+        return layer(lambda z: phi(z, x), torch.zeros_like(x)).z
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    fast = torch.compile(run, fullgraph=True, backend=keep, dynamic=True)
+    for B in (3, 5, 7):
+        given = x.detach()[:1].repeat(B, 1)
+        torch.testing.assert_close(fast(given), run(given))
+    assert len(graphs) == 1
+    loops = [n for n in graphs[0].graph.nodes if "while_loop" in str(n.target)]
+    values = [n.meta.get("example_value") for loop in loops for n in loop.all_input_nodes]
+    assert loops
+    assert not any(isinstance(value, (float, torch.SymFloat)) for value in values)
+    assert not torch._dynamo.config.specialize_float
+
+
+def test_any_view_of_a_weight_is_differentiated_in_the_graph():
+    """`W.T` was noted outside of the loop of the adjoint; second derivatives are refused."""
+    U, x, _ = tanh_problem()
+    torch.manual_seed(0)
+    linear = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4)).double()
+    layer = FixedPoint(Picard(), Implicit())
+
+    def run(x):
+        def phi(z):
+            left, right = z @ U.T[:, :2], z @ U[2:].mT
+            return torch.tanh(torch.cat([left, right], 1) + 0.2 * linear(z) + x.sin())
+
+        return layer(phi, torch.zeros_like(x)).z
+
+    leaves = [U, x, *linear.parameters()]
+    plain, found = run(x), compiled(run)(x)
+    expected = torch.autograd.grad(plain.square().sum(), leaves)
+    given = torch.autograd.grad(found.square().sum(), leaves, create_graph=True)
+    for a, b in zip(given, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        given[0].sum().backward()
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [Picard, pytest.param(Anderson, marks=pytest.mark.slow)],
+    ids=["picard", "anderson"],
+)
+def test_several_updates_in_a_pass_end_each_sample_where_it_would_end(solver):
+    """Also where a pass would go beyond max_iter."""
+    U, x, _ = tanh_problem()
+    U, x = U.detach(), x.detach() * torch.tensor([[0.1], [1.0], [30.0]], dtype=x.dtype)
+    own = {"rtol": 1e-9, "memory": 2} if solver is Anderson else {"rtol": 1e-4}
+
+    one, several = (solver(check_every=n, max_iter=8, **own) for n in (1, 3))
+
+    def run(x, solver):
+        return solve(lambda z: torch.tanh(z @ U.t() + x), torch.zeros_like(x), solver)
+
+    found, plain = compiled(run, "eager")(x, several), run(x, one)
+    torch.testing.assert_close(found.z, plain.z)
+    assert found.iterations.tolist() == plain.iterations.tolist()
+    assert found.result.tolist() == plain.result.tolist()
+    assert plain.iterations.max() == 8
+    assert plain.iterations.min() < 8
+
+
 @pytest.mark.parametrize(
     "backward", [None, Phantom(2), Unrolled(last=2)], ids=["solve", "Phantom", "Unrolled"]
 )
@@ -152,16 +236,30 @@ def test_samples_that_fail_have_the_gradient_asked_for(failed):
 
 @pytest.mark.slow  # inductor takes half a minute
 @pytest.mark.skipif(not has_cxx(), reason="needs a C++ compiler")
-def test_inductor_gives_each_gradient_of_a_deq():
+@pytest.mark.parametrize(
+    "layer",
+    [
+        FixedPoint(Anderson(memory=2, check_every=2)),
+        FixedPoint(Picard(max_iter=3, rtol=0.0, atol=0.0), Unrolled()),
+        FixedPoint(Picard(), Phantom(2)),
+    ],
+    ids=["Implicit", "Unrolled", "Phantom"],
+)
+def test_inductor_gives_each_gradient_of_a_layer(layer):
     """Of x alone it was 0 where a loop's carry shared the memory of a captured tensor."""
     torch.manual_seed(0)
-    W, x = torch.nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    W, x, z0 = torch.nn.Linear(4, 4), *torch.randn(2, 3, 4)
     with torch.no_grad():
         W.weight /= 2
-    deq = DEQ(lambda z, x: torch.tanh(W(z) + x.sin()), Anderson())
-    leaves, found = [x, *W.parameters()], []
+    leaves, found = [x.requires_grad_(), *W.parameters()], []
+    if not layer.solver.has_tolerance:
+        leaves.append(z0.requires_grad_())
+
+    def run(x):
+        return layer(lambda z: torch.tanh(W(z) + x.sin()), z0).z
+
     for backend in ("aot_eager", "inductor"):
-        z = compiled(deq, backend)(x)
+        z = compiled(run, backend)(x)
         found.append([z, *torch.autograd.grad(z.square().sum(), leaves)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

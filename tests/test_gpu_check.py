@@ -49,8 +49,8 @@ def test_a_dry_run_lists_the_parts(script, tmp_path):
     for step, line in zip(planned, result.stdout.splitlines(), strict=True):
         assert step.name in line
     assert sum(step.limit for step in planned) <= script.TOTAL < 480
-    assert [step.name for step in planned[:3]] == ["kernels", "speed", "solvers"]
-    assert all("scripts/gpu_parts.py" in step.command for step in planned[:3])
+    assert [step.name for step in planned[:4]] == ["kernels", "speed", "solvers", "graph"]
+    assert all("scripts/gpu_parts.py" in step.command for step in planned[:4])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
@@ -93,7 +93,8 @@ def test_a_rehearsal_on_a_machine_that_lacks_packages(tmp_path):
     result = run("--rehearse", "--out", out, PYTHONPATH=str(bare), OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stdout + result.stderr
     parts = {part["name"]: part for part in json.loads((out / "report.json").read_text())["parts"]}
-    assert list(parts) == ["kernels", "speed", "solvers"]
+    assert list(parts) == ["kernels", "speed", "solvers", "graph"]
+    assert max(max(found["errors"]) for found in parts["graph"]["results"]) < 1e-3
     assert "torch" in parts["kernels"]["results"][0]["versions"]
     for part in parts.values():
         assert part["rc"] == 0, part["output"]

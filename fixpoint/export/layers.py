@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fixpoint import models
+from fixpoint.export.equilibrium import Equilibrium
 from fixpoint.export.recurrence import Factors, Recurrence
 from fixpoint.models import ERNN, UGRNN, EquilibriumMap, FastGRNN, FastRNN, JordanMap, Recurrent
-from fixpoint.solvers import InexactNewton
+from fixpoint.solvers import Broyden, InexactNewton
 
 POSSIBLE = (
     "ERNN with a fixed number of steps of InexactNewton (the Jordan cell, or any cell with "
@@ -20,8 +21,14 @@ POSSIBLE = (
 )
 
 
-def read_layers(layer: nn.Module, timesteps: int, *, fold: bool) -> tuple[Recurrence, ...]:
+def read_layers(
+    layer: nn.Module, timesteps: int, *, fold: bool, equilibria: bool = False
+) -> tuple[Recurrence, ...]:
     """The recurrence of each layer of a module, the first one first.
+
+    Args:
+        fold: see `read_network`.
+        equilibria: whether solves to a tolerance are possible too.
 
     Raises:
         ValueError: it has another form; the message says which are possible.
@@ -33,6 +40,8 @@ def read_layers(layer: nn.Module, timesteps: int, *, fold: bool) -> tuple[Recurr
     read = next((read for kind, read in _READERS.items() if isinstance(layer, kind)), None)
     if read is None:
         raise ValueError(f"{type(layer).__name__} has no device program; possible are {POSSIBLE}")
+    if equilibria and isinstance(layer, ERNN) and layer.fixed_point.solver.has_tolerance:
+        read = _equilibrium
     source: Any = layer
     if isinstance(layer, Recurrent) and hasattr(layer, "l0"):
         cells = [getattr(layer, f"l{i}") for i in range(source.num_layers)]
@@ -63,8 +72,8 @@ def _ernn(cell: Any, timesteps: int, fold: bool) -> Recurrence:
     if solver.has_tolerance or not isinstance(solver, InexactNewton):
         raise ValueError(
             f"{type(solver).__name__} solves to a tolerance, in a number of updates that depends "
-            "on the input: train with --solver inexact-newton and --max-iter 1 or 2, whose time is "
-            "fixed, and export that run"
+            "on the input: export it --to onnx, or train with --solver inexact-newton and "
+            "--max-iter 1 or 2, whose time is fixed, and export that run"
         )
     several = solver.max_iter > 1 and phi.uses_previous_state
     if solver.max_iter < 1 or several or not phi.defines("as_leaky_step"):
@@ -83,6 +92,16 @@ def _ernn(cell: Any, timesteps: int, fold: bool) -> Recurrence:
         leak=eta,
         gain=eta,
     )
+
+
+def _equilibrium(cell: Any, timesteps: int, fold: bool) -> Recurrence:
+    solver = cell.fixed_point.solver
+    if not solver.compiles or isinstance(solver, Broyden):
+        raise ValueError(
+            f"{type(solver).__name__} cannot be in a graph for any batch: train with --solver "
+            "anderson, picard, damped-picard or squarem, and export that run"
+        )
+    return Equilibrium.of(cell.cell, cell.fixed_point)
 
 
 def _map(cell: EquilibriumMap, fold: bool) -> tuple[Factors, Factors, Factors, Tensor | None]:

@@ -130,13 +130,17 @@ class Network:
         )
 
 
-def read_network(run: Trained | Path | str, *, fold: bool = True) -> Network:
+def read_network(
+    run: Trained | Path | str, *, fold: bool = True, equilibria: bool = False
+) -> Network:
     """The network of a finished training run.
 
     Args:
         run: what `load_trained` gives, or the folder of a run or of one of its checkpoints.
         fold: multiply the factors of the Jordan cell together, (I + U) V, and those of a matrix
             that is smaller as a whole. Else they are applied one after the other, as trained.
+        equilibria: whether layers that are solved to a tolerance are read too, as a graph can
+            hold them.
 
     Raises:
         ValueError: the run is not finished, or its model has no such form; the message says which
@@ -163,7 +167,7 @@ def read_network(run: Trained | Path | str, *, fold: bool = True) -> Network:
     with torch.no_grad():
         network = Network(
             inputs=InputScale.of(run.form.normalization),
-            layers=read_layers(layer, run.form.timesteps, fold=fold),
+            layers=read_layers(layer, run.form.timesteps, fold=fold, equilibria=equilibria),
             head=model.head.weight,
             head_bias=model.head.bias,
             classes=run.form.classes,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fixpoint.export.agreement import Agreement, compare, torch_scores
+from fixpoint.export.equilibrium import Equilibrium
 from fixpoint.export.network import Network, check_finished, read_network, sensor_windows
 from fixpoint.training import load_trained
 from fixpoint.training.commands.console import say
@@ -37,6 +38,8 @@ class StepGraph(nn.Module):
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
+        equilibria = [layer for layer in network.layers if isinstance(layer, Equilibrium)]
+        self.maps = nn.ModuleList([layer.map for layer in equilibria])
 
     def forward(self, sample: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         network, size = self.network, self.network.state_size
@@ -176,7 +179,7 @@ def export_onnx(
     check_finished(path.expanduser())
     run = load_trained(path, data=data)
     file = (out or run.folder / "onnx") / ("step.onnx" if streaming else "window.onnx")
-    write_onnx(read_network(run), file, streaming=streaming)
+    write_onnx(read_network(run, equilibria=True), file, streaming=streaming)
     say(console, f"{run.recipe.label} of {run.form.name}: {file}")
     if importlib.util.find_spec("onnxruntime") is None:
         say(console, "onnxruntime is not installed: the graph was not compared with torch.")

@@ -17,7 +17,7 @@ Factors = tuple[Tensor, ...]
 Observer = Callable[[str, Tensor], Tensor]
 """Called with the name and value of each intermediate result; returns the value to use."""
 
-Kind = Literal["leaky", "mixed", "gru", "lstm"]
+Kind = Literal["leaky", "mixed", "gru", "lstm", "equilibrium"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +32,7 @@ class Recurrence:
     - "gru": s, z = sigmoid of blocks 1, 2; c = tanh(q_3 + b_3 + s (r_3 + recurrent_bias));
       h <- z h + (1 - z) c.
     - "lstm": i, f, o = sigmoid of blocks 1, 2, 4; c <- f c + i tanh(block 3); h <- o tanh(c).
+    - "equilibrium": see `Equilibrium`.
 
     Args:
         kind: see above.
@@ -101,7 +102,7 @@ class Recurrence:
         """Products of a weight and a value in one time step."""
         inputs = sum(factor.numel() for factor in self.input)
         products = sum(factor.numel() for factor in (*self.recurrent, *self.feedback))
-        elementwise = {"leaky": 2, "mixed": 3, "gru": 3, "lstm": 3}[self.kind]
+        elementwise = 2 if self.kind == "leaky" else 3
         return inputs + self.updates * (products + elementwise * self.size)
 
     def step(

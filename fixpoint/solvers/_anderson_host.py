@@ -116,6 +116,47 @@ def mix_on_device(end: Step, start: Step, scalars: Tensor, options: Options) -> 
     return Outcome(accepted, weights.to(end.g.dtype).unsqueeze(2), rest, new_scalars)
 
 
+def mix_in_graph(end: Step, start: Step, scalars: Tensor, options: Options) -> Outcome:
+    """As `mix_on_host`, within a graph of the host: by the normal equations where these serve."""
+    g, dg = at_least_float32(end.g), [at_least_float32(x) for x in end.dg]
+    step = at_least_float32(end.df[0]) - dg[0]
+    given = scalars.unbind(1)
+    last, merit, moved = Scalars(*given[:4]), _product(g, g), _product(step, step)
+    gram = _shifted(given, [_product(dg[0], x) for x in dg], len(start.dg))
+    accepted = merit <= GROWTH**2 * last.merit
+    new = accept_step(TENSORS, accepted, merit, (moved, gram[0][0]), last, options.memory)
+    rows = accepted.unsqueeze(1)
+    fz = at_least_float32(torch.where(rows, end.fz, start.fz))
+    g = torch.where(rows, g, at_least_float32(start.g))
+    noise = torch.finfo(end.fz.dtype).eps * _product(fz, fz).sqrt()
+    used = [[torch.where(new.count > i, r[0], 0.0), *r[1:]] for i, r in enumerate(gram)]
+    right, least = [_product(g, x) for x in dg], torch.finfo(g.dtype).eps ** (1 / 16)
+    found, sound = eliminate(TENSORS, used, right, noise, options.ridge, least)
+    weights = torch.stack(found)
+    sound = sound & weights.isfinite().all(0)
+
+    def as_they_are(weights: Tensor, *given: Tensor) -> Tensor:
+        return weights.clone()
+
+    def carefully(
+        weights: Tensor, sound: Tensor, g: Tensor, noise: Tensor, count: Tensor, *dg: Tensor
+    ) -> Tensor:
+        careful, _ = orthogonalize(dg, g, noise.to(g.dtype), options.ridge, count)
+        return torch.where(sound, weights, careful.to(weights.dtype))
+
+    operands = (weights, sound, g, noise, new.count, *dg)
+    weights = torch.cond(sound.all(), as_they_are, carefully, operands)
+    rest = (1 - options.beta * new.mixing).unsqueeze(1).to(end.g.dtype)
+    numbers = [*new, *chain.from_iterable(gram)]
+    new_scalars = torch.stack([x.to(scalars.dtype) for x in numbers], 1)  # ONNX does not promote
+    return Outcome(rows, weights.to(end.g.dtype).unsqueeze(2), rest, new_scalars)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of each sample, (B,), in float64."""
+    return (a * b).sum(1).to(torch.float64)
+
+
 def mix_on_host(end: Step, start: Step, scalars: Tensor, options: Options) -> Outcome:
     """With numbers that the host reads."""
     B = end.fz.shape[0]

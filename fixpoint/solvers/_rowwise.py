@@ -16,6 +16,13 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(1, keepdim=True)
 
 
+def either(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """`torch.where` that onnxruntime has for booleans too."""
+    if a.dtype == torch.bool:
+        return (condition & a) | (~condition & b)
+    return torch.where(condition, a, b)
+
+
 def choose_rows(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Rows of new where mask, (B,), else of old, (B, D)."""
     return torch.where(mask[:, None], new, old)

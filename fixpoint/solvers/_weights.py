@@ -170,7 +170,8 @@ def _inverse(factors: Factors) -> Tensor:
 
 def inner_products(a: Tensor, others: Sequence[Tensor]) -> Tensor:
     """Inner products of each sample of a with those of each other, (m, B)."""
-    if len(others) > 1 and a.numel() <= SMALL:
+    traced = torch.compiler.is_compiling()  # a graph must not depend on the size of its batch
+    if not traced and len(others) > 1 and a.numel() <= SMALL:
         return torch.linalg.vecdot(torch.stack(list(others)), a)
     return torch.stack([torch.linalg.vecdot(a, b) for b in others])
 

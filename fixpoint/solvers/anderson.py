@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from fixpoint._torch import carries_tangents, tree_map
+from fixpoint._torch import carries_tangents, is_exporting, tree_map
 from fixpoint._validation import at_least, non_negative, positive
 from fixpoint.solvers._anderson_host import (
     GROWTH,
@@ -20,6 +20,7 @@ from fixpoint.solvers._anderson_host import (
     Step,
     accept_step,
     as_tensor,
+    mix_in_graph,
     mix_on_device,
     mix_on_host,
     mix_unseen,
@@ -58,7 +59,8 @@ class Anderson(IterativeSolver):
     thread).
 
     A state of fixed shape (`init_fixed`) holds `memory` differences at all times, and a traced
-    update has operations that grow with their square: up to some 8.
+    update has operations that grow with their square, in a graph of torch.compile on the CPU with
+    their cube: up to some 8.
 
     A step after which ||g|| is more than 1.5 times as large is not continued: the next one starts
     where it started, with what the step showed of g', and with the mixing of that sample reduced
@@ -104,7 +106,7 @@ class Anderson(IterativeSolver):
         m = self._most_differences(z)
         zeros = tuple(torch.zeros_like(fz) for _ in range(2 * m))
         state = _begin(fz, fz - z)
-        if computes_on_host(state.g):
+        if computes_on_host(state.g) or _is_in_graph_of_host(state.g):
             gram = state.scalars.new_zeros(len(z), m * (m + 1) // 2)
             state = state._replace(scalars=torch.cat((state.scalars, gram), 1))
         return state._replace(df=zeros[:m], dg=zeros[m:])
@@ -126,14 +128,22 @@ class Anderson(IterativeSolver):
     def restart(self, state: AndersonState, rows: Tensor, z: Tensor, fz: Tensor) -> AndersonState:
         rows, new = rows.unsqueeze(1), _begin(fz, fz - z)
         scalars = torch.where(rows, new.scalars, state.scalars[:, :4])
+        if self._has_gram(z, state.scalars) or state.scalars.shape[1] > 4:
+            scalars = torch.cat((scalars, state.scalars[:, 4:]), 1)
         return state._replace(
-            fz=torch.where(rows, fz, state.fz),
-            g=torch.where(rows, new.g, state.g),
-            scalars=torch.cat((scalars, state.scalars[:, 4:]), 1),
+            fz=torch.where(rows, fz, state.fz), g=torch.where(rows, new.g, state.g), scalars=scalars
         )
 
     def _most_differences(self, z: Tensor) -> int:
         return min(self.memory, max(z.shape[1], 1))
+
+    def _has_gram(self, z: Tensor, scalars: Tensor) -> bool:
+        """Whether the Gram matrix of all differences is behind the numbers of `Scalars`.
+
+        Asked of a graph, it makes their number a constant.
+        """
+        m = self._most_differences(z)
+        return scalars.shape[1] == len(Scalars._fields) + m * (m + 1) // 2
 
     def _advance(
         self, fz: Tensor, g: Tensor, state: AndersonState, *, may_read: bool
@@ -159,6 +169,8 @@ class Anderson(IterativeSolver):
 
     def _mix(self, end: Step, start: Step, scalars: Tensor, *, may_read: bool) -> Outcome:
         options = Options(self._most_differences(end.fz), self.beta, self.ridge)
+        if _is_in_graph_of_host(end.g) and self._has_gram(end.g, scalars):
+            return mix_in_graph(end, start, scalars, options)
         if not computes_on_host(end.g):
             return mix_on_device(end, start, scalars, options)
         return (mix_on_host if may_read else mix_unseen)(end, start, scalars, options)
@@ -195,6 +207,14 @@ class Anderson(IterativeSolver):
 
     def extra_repr(self) -> str:
         return f"memory={self.memory}, beta={self.beta:g}, {super().extra_repr()}"
+
+
+def _is_in_graph_of_host(x: Tensor) -> bool:
+    """Whether a compiler traces x on the CPU, where a branch in a graph waits for nothing.
+
+    ONNX has no branch in the body of a loop.
+    """
+    return torch.compiler.is_compiling() and not is_exporting() and x.device.type == "cpu"
 
 
 def _begin(fz: Tensor, g: Tensor) -> AndersonState:

@@ -247,8 +247,8 @@ class IterativeSolver(Solver):
         record: "residual" keeps each sample's residual after each update, "iterates" the states
             too; see `Trace`.
         check_every: measure the residual, and let the host read it, only at each n-th update; a
-            sample then ends at one of these. Under grad mode, with `record`, and in a graph of
-            torch.compile, it is 1.
+            sample then ends at one of these. Under grad mode and with `record` it is 1. In a
+            graph of torch.compile so many updates are one pass of the loop, each measured.
         min_iter: least updates of a sample, as long as they lead anywhere.
         stop: "each" sample ends when it has converged and moves no more; "all" move until all have
             converged at once, as in torchdeq; a fraction in (0, 1]: as "each", and the batch ends

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from fixpoint._torch import carries_tangents
+from fixpoint._torch import carries_tangents, is_exporting
 from fixpoint._validation import at_least
 from fixpoint.solvers._numbers import (
     LIBRARY,
@@ -254,6 +254,11 @@ class Broyden(IterativeSolver):
             return factors, full_direction, count
         if self.memory is not None and self.memory >= self.max_iter:
             return factors, full_direction, count
+        if is_exporting():
+            raise ValueError(
+                f"an exported graph holds Broyden with memory >= max_iter alone; got memory="
+                f"{self.memory}, max_iter={self.max_iter}: raise memory, or take Anderson"
+            )
         full = (count >= factors.U.shape[1]).any()
         given = [*factors, full_direction, count, state.g]
         if torch.compiler.is_compiling():

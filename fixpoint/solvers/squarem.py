@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from fixpoint.solvers._rowwise import at_least_float32, dot
+from fixpoint.solvers._rowwise import at_least_float32, dot, either
 from fixpoint.solvers.base import IterativeOptions, IterativeSolver
 
 WIDENING = 4.0
@@ -71,7 +71,7 @@ class SQUAREM(IterativeSolver):
             other, changed = step(z, fz, state)
             proposal = torch.where(chosen, other, proposal)
             pairs = zip(changed, new, strict=True)
-            new = SQUAREMState(*(torch.where(chosen, a, b) for a, b in pairs))
+            new = SQUAREMState(*(either(chosen, a, b) for a, b in pairs))
         return proposal, new._replace(phase=(state.phase + 1) % 3)
 
     def update(

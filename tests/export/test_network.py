@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.random_runs import MODELS, NORMALIZATIONS, random_network, random_run
 
+from fixpoint import Implicit
 from fixpoint.export import read_network
 from fixpoint.export.layers import read_layers
 from fixpoint.models import ERNN, FastRNN
@@ -112,3 +113,21 @@ def test_an_unfinished_run_is_refused(unfinished):
 
 def test_a_checkpoint_of_an_unfinished_run_is_exported(unfinished):
     assert read_network(unfinished / "epoch-0001").state_size == 4
+
+
+def test_equilibria_are_read_for_a_graph_alone():
+    layers = {
+        name: ERNN(3, 4, cell="self-feedback", solver=name, backward=Implicit())
+        for name in ("anderson", "newton")
+    }
+    with pytest.raises(ValueError, match="export it --to onnx"):
+        read_layers(layers["anderson"], 7, fold=True)
+    with pytest.raises(ValueError, match="Newton cannot be in a graph for any batch: train with"):
+        read_layers(layers["newton"], 7, fold=True, equilibria=True)
+    (layer,) = read_layers(layers["anderson"], 7, fold=True, equilibria=True)
+    x, h = torch.randn(2, 5, 3), torch.zeros(5, 4)
+    with torch.no_grad():
+        output, _ = layers["anderson"](x)
+        for t in range(2):
+            h = layer.step(x[t], h, t)
+            torch.testing.assert_close(h, output[t], rtol=1e-4, atol=1e-5)

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from support.random_runs import MODELS, random_network
+from support.random_runs import MODELS, random_network, random_run
 
-from fixpoint.export import onnx
+from fixpoint.export import onnx, read_network
 from fixpoint.export.onnx import onnx_scores, write_onnx
 
 pytest.importorskip("onnxruntime", reason="needs onnxruntime (extra onnx)")
@@ -30,6 +30,22 @@ def test_scores_are_those_of_torch_for_any_batch(model, windows, tmp_path, monke
         for count in (1, 5):
             given = onnx_scores(tmp_path / "graph.onnx", windows[:count])
             close(given, network.scores(windows[:count]))
+
+
+def test_equilibria_are_a_loop_in_the_graph_of_each_step(windows, tmp_path, monkeypatch):
+    options = {"model": "ernn", "cell": "self-feedback", "solver": "picard"}
+    run = random_run(normalize="column", hidden=4, backward="implicit", **options)
+    network = read_network(run, equilibria=True)
+    step = onnx._step_model(network)
+    assert [n.op_type for n in step.graph.node].count("Loop") == 1
+    monkeypatch.setattr(onnx, "_step_model", lambda network: copy.deepcopy(step))
+    with torch.no_grad():
+        expected = run.model(run.data.inputs(run.data.x_test[::8][:5]))
+    for streaming in (False, True):
+        write_onnx(network, tmp_path / "graph.onnx", streaming=streaming)
+        for count in (1, 5):
+            given = onnx_scores(tmp_path / "graph.onnx", windows[:count])
+            torch.testing.assert_close(given, expected[:count], rtol=1e-3, atol=1e-3)
 
 
 def test_a_step_without_a_time_index(windows, tmp_path):

@@ -62,9 +62,9 @@ def random_run(*, seed=0, normalize="asinh", **options):
     return Trained(recipe=recipe, model=model, form=ready.form, weights=place, folder=place)
 
 
-def random_network(*, fold=True, **options):
+def random_network(*, fold=True, equilibria=False, **options):
     """The network of a run with random weights."""
-    return read_network(random_run(**options), fold=fold)
+    return read_network(random_run(**options), fold=fold, equilibria=equilibria)
 
 
 def hostile(windows):

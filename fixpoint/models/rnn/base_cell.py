@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import autocast_enabled, carries_tangents, is_exporting
+from fixpoint._torch import autocast_enabled, carries_tangents, is_exporting, is_symbol
+from fixpoint._torch import scan as scan_in_graph
 from fixpoint._validation import at_least, boolean
 from fixpoint.models._parameters import Resettable, Start, first_parameter
 from fixpoint.models._signature import ShowsAllOptions
@@ -195,6 +196,8 @@ class RecurrentCell(ShowsAllOptions, Resettable):
 
     def _states_in_time(self, x: Tensor, h0: Tensor, span: Span) -> Tensor:
         """`states`, for all time steps at once where `time` says so."""
+        if is_symbol(x.shape[0]):
+            return self._states_of_any_length(x, h0, span)
         form = None
         if self.time != "sequential" and len(x) > 1:
             with without_autocast(x.device.type):
@@ -208,6 +211,21 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         if self.time == "parallel" and not self._warned_of_fallback:
             self._warned_of_fallback = warn_of_fallback(solution, type(self).__name__)
         return states[-1] if span.last_only else states
+
+    def _states_of_any_length(self, x: Tensor, h0: Tensor, span: Span) -> Tensor:
+        """`states` for a number of time steps that is a symbol of an exported graph."""
+        if self.timesteps is not None:
+            raise ValueError(
+                f"{type(self).__name__} has steps of their own at each of {self.timesteps} time "
+                "steps: export it with a fixed number of them"
+            )
+
+        def step(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            h = self.states(x.unsqueeze(0), h, last_only=True)
+            return h, h.clone()
+
+        last, states = scan_in_graph(step, h0, x)
+        return last if span.last_only else states
 
     def _parallel_form_to_take(self, x: Tensor, h0: Tensor) -> ParallelForm | None:
         if self.time == "parallel":

@@ -190,7 +190,7 @@ class Recurrent(Stack, ShowsAllOptions, nn.Module):
         if isinstance(x, PackedSequence):
             self._check_lengths(x)
             return len(x.batch_sizes)
-        return x.shape[1 if self.batch_first and x.dim() == 3 else 0]
+        return x.shape[self._time_axis(x)]
 
     def _check_lengths(self, x: PackedSequence) -> None:
         """A `StreamState` has one time index for all samples."""

@@ -80,7 +80,7 @@ def _run(
         return "when a solve ends depends on values, and x has none", None
     x, h0, good = mask_nonfinite(x, h0)
     inputs = Inputs(x, weights.W, weights.b, weights.U, weights.V, h0)
-    closer = not x.is_cpu or inside_dispatch_mode() or needs_a_closer_look(x.dtype, inputs)
+    closer = not x.is_cpu or needs_a_closer_look(x.dtype, inputs) or inside_dispatch_mode()
     if closer and (reason := unsupported(activation=method.activation, **inputs._asdict())):
         return reason, None
     output, end = run_equilibrium_scan(inputs, method)

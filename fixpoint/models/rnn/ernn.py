@@ -120,7 +120,8 @@ class ERNNCell(LeakyCell):
                 "max_iter and timesteps configure the default solver, but a solver was given: set "
                 "them on the solver"
             )
-        fixed_point = FixedPoint(make_solver(solver), backward or Unrolled())
+        # States have the units of the activation: a default atol does not follow their scale.
+        fixed_point = FixedPoint(make_solver(solver).absolute(), backward or Unrolled())
         check_compatible(phi, fixed_point)
         super().__init__(
             input_size,

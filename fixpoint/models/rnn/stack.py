@@ -42,6 +42,9 @@ class Stack:
     def _directions(self) -> int:
         return 2 if self.bidirectional else 1
 
+    def _time_axis(self, x: Tensor) -> int:
+        return 1 if self.batch_first and x.dim() == 3 else 0
+
     def _time_first(self, x: Tensor, hx: States | None) -> tuple[Tensor, States | None]:
         """x as (T, B, d) and states as (D L, B, n), after a check."""
         self._check(x, hx, batch_first=self.batch_first)

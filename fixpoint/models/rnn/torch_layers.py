@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import is_exporting
+from fixpoint._torch import is_exporting, is_symbol, scan
 from fixpoint._validation import boolean
 from fixpoint.models.ops.common.plan import CallPlan, make_plan
 from fixpoint.models.ops.recurrence import gru, lstm
@@ -45,7 +45,13 @@ class _Fused(Stack):
         return plan
 
     def _states(self, x: Any, hx: States | None) -> tuple[Any, States] | None:
-        """Output and last states by the fused path, None where it does not apply."""
+        """Output and last states by the fused path, None where it does not apply.
+
+        In an exported graph with any number of time steps, by a loop over them.
+        """
+        layer: Any = self
+        if not isinstance(x, PackedSequence) and is_symbol(x.shape[self._time_axis(x)]):
+            return None if layer.proj_size else self._run(x, hx, 0, False)
         if self.implementation == "reference":
             return None
         plan = self.plan()
@@ -78,10 +84,22 @@ class _Fused(Stack):
         """The bias of the operation from the two of torch."""
         raise NotImplementedError
 
+    def _step(self, x: Tensor, states: States, *weights: Tensor | None) -> States:
+        """One time step of torch's own cell."""
+        raise NotImplementedError
+
     def _direction(
         self, layer: int, reverse: bool, x: Tensor, start: States, span: Span
     ) -> tuple[Tensor, States]:
         W, V, inner, recurrent = self._weights(f"l{layer}_reverse" if reverse else f"l{layer}")
+        if is_exporting():
+
+            def step(states: States, x: Tensor) -> tuple[States, Tensor]:
+                new = self._step(x, states, W, V, inner, recurrent)
+                return new, new[0].clone()
+
+            last, output = scan(step, start, x)
+            return output, last[1:]
         bias = None if inner is None or recurrent is None else self._bias(inner, recurrent)
         x, first, good = mask_nonfinite(x, start[0])
         inputs = self.operation.inputs(x, W, bias, V, first, *start[1:])
@@ -151,6 +169,9 @@ class GRU(_Fused, nn.GRU):
         n = self.hidden_size
         return torch.cat([inner[: 2 * n] + recurrent[: 2 * n], inner[2 * n :], recurrent[2 * n :]])
 
+    def _step(self, x: Tensor, states: States, *weights: Any) -> States:
+        return (torch.gru_cell(x, states[0], *weights),)
+
 
 class LSTM(_Fused, nn.LSTM):
     """torch.nn.LSTM, fused: arguments, weights and results are the same, the speed is not.
@@ -204,6 +225,9 @@ class LSTM(_Fused, nn.LSTM):
 
     def _bias(self, inner: Tensor, recurrent: Tensor) -> Tensor:
         return inner + recurrent
+
+    def _step(self, x: Tensor, states: States, *weights: Any) -> States:
+        return torch.lstm_cell(x, states, *weights)
 
     def _first_states(self, x: Tensor, B: int, hx: States | None, place: int) -> States:
         h = super()._first_states(x, B, hx, place)

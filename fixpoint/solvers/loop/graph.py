@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fixpoint._torch import keep_buffers_apart, tree_flatten, tree_unflatten, while_loop
+from fixpoint._torch import prepare_loops, tree_flatten, tree_unflatten, while_loop
 from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Solution
+from fixpoint.solvers._rowwise import either
 from fixpoint.solvers.loop import rules
 from fixpoint.solvers.loop.norms import LoopOptions, Norms, Tolerance, checked_test
 from fixpoint.solvers.loop.rules import Measures, Rules, Status
@@ -25,6 +26,7 @@ class GraphIteration(LoopOptions, Protocol):
     """What a loop in a graph needs of a solver; see `IterativeSolver`."""
 
     max_iter: int
+    check_every: int
 
     def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> Any: ...
 
@@ -49,7 +51,7 @@ def iterate_in_graph(
         differentiates: whether phi is made of derivatives, as in an adjoint: these are traced in
             loops alone, and each sample ends as soon as it has converged.
     """
-    keep_buffers_apart()
+    prepare_loops()
     z0 = z0.detach()
     norms = Norms(z0, tolerance or solver.tolerance, getattr(phi, "columns", ())).on(z0.device)
     step = _Step(solver, phi, norms, adjoint=differentiates)
@@ -67,14 +69,14 @@ def iterate_in_graph(
         return step.goes_on(*carried)
 
     def body(*carried: Tensor) -> Carried:
-        return step.advance(spec, *carried)
+        return tuple(own(x) for x in step.pass_once(spec, carried))
 
     end = while_loop(goes_on, body, tuple(own(x) for x in carried))
     return step.solution(end)
 
 
 class _Step:
-    """One update of all samples: the body of the loop, and its condition."""
+    """Updates of all samples: the body of the loop, and its condition."""
 
     def __init__(
         self, solver: GraphIteration, phi: MatrixMap, norms: Norms, *, adjoint: bool
@@ -93,6 +95,18 @@ class _Step:
 
     def accepts(self, z: Tensor, fz: Tensor) -> Tensor | None:
         return None if self.test is None else checked_test(self.test(z, fz), z)
+
+    def pass_once(self, spec: Any, carried: Carried) -> Carried:
+        """The `check_every` updates of one pass; none beyond `max_iter`."""
+        every, most = self.solver.check_every, self.solver.max_iter
+        for j in range(every):
+            new = self.advance(spec, *carried)
+            if j > 0 and most % every:
+                goes_on = carried[0] < most
+                pairs = zip(new, carried, strict=True)
+                new = tuple(either(goes_on, a, b) for a, b in pairs)
+            carried = new
+        return carried
 
     def advance(self, spec: Any, *carried: Tensor) -> Carried:
         k, z, fz, best = carried[:4]
@@ -118,8 +132,7 @@ class _Step:
         if self.keep_best:
             best = _choose(status.improved, new, best)
         leaves = tuple(tree_flatten(state)[0])
-        out = (k, new, fnew, best, m.residual, m.size, *status, *leaves)
-        return tuple(own(x) for x in out)
+        return (k, new, fnew, best, m.residual, m.size, *status, *leaves)
 
     def measure(self, z: Tensor, fz: Tensor) -> Measures:
         norms = self.norms

@@ -90,13 +90,15 @@ class Norms:
         self.relative_atol = tolerance.relative_atol and leaf_atol is None
 
     def on(self, device: torch.device) -> Norms:
-        """These norms, with tensors in place of NumPy arrays."""
+        """These norms, with tensors in place of numbers that depend on D, and of NumPy arrays."""
         other = copy.copy(self)
-        if self.columns is not None:
-            other.atol, other.unit = (
-                torch.tensor(list(x), dtype=self.dtype, device=device)
-                for x in (self.atol, self.unit)
-            )
+
+        def tensor(x: Any) -> Tensor:
+            if self.columns is None:  # D may be a symbol, and x a function of it
+                return torch.scalar_tensor(x, dtype=self.dtype, device=device)
+            return torch.tensor(list(x), dtype=self.dtype, device=device)
+
+        other.atol, other.unit = tensor(self.atol), tensor(self.unit)
         return other
 
     def size(self, x: Tensor, dtype: torch.dtype) -> Tensor:
