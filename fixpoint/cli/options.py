@@ -63,7 +63,7 @@ Cluster = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Run on the workers of a dask.distributed scheduler, as tcp://HOST:8786.",
+        help="Run on a Dask scheduler, as tcp://HOST:8786, or SLURM, as slurm:timeout_min=240.",
         show_default="this machine",
     ),
 ]

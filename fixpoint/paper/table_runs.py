@@ -47,7 +47,7 @@ def reproduce_table(
         target: a name in `TABLES`.
         out: folder of `runs.jsonl`, `report.html` and the checkpoints.
         jobs: runs at a time.
-        cluster: address of a scheduler whose workers take the runs; see `run_on_cluster`.
+        cluster: where else the runs are trained; see `make_executor`.
         datasets, models: take only these; None takes all.
         seeds: a run each.
         protocol: "paper" takes the recipe by the paper's protocol where the row has another.

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from fixpoint._messages import SomeFailed
-from fixpoint.training.commands.cluster import run_on_cluster
 from fixpoint.training.commands.console import say
+from fixpoint.training.commands.executors import make_executor
 from fixpoint.training.commands.failures import FAILED, read_failed, write_failed
 from fixpoint.training.commands.progress import make_progress, run_name
 from fixpoint.training.commands.save_figure import save_figure
@@ -51,7 +51,7 @@ def run_comparison(
         runs: see `make_grid`.
         out: folder of `runs.jsonl`, `report.html`, `contraction.png` and the checkpoints.
         jobs: runs at a time.
-        cluster: address of a scheduler whose workers take the runs; see `run_on_cluster`.
+        cluster: where else the runs are trained; see `make_executor`.
         formats: of the figure, of png, pdf and svg.
         dry: print the runs with their keys, and run nothing.
         only_failed: run those alone that failed before.
@@ -103,9 +103,11 @@ def run_missing(
     _rename_folders(runs, out)
     failed: dict[str, str] = {}
     if todo:
-        with make_progress(console, todo) as progress:
-            events = run_on_cluster(todo, cluster, out) if cluster else run_all(todo, jobs, out)
-            for run, event in events:
+        with (
+            make_executor(todo, jobs, cluster, out) as executor,
+            make_progress(console, todo) as progress,
+        ):
+            for run, event in run_all(_longest_first(todo, jobs), executor, out):
                 if isinstance(event, Started):
                     progress.begin(run, event.where)
                 elif isinstance(event, Epoch):
@@ -118,6 +120,18 @@ def run_missing(
                     progress.fail(run, event)
         write_failed(out, failed, {run.key for run in todo})
     return [record for run in runs if (record := records.find(run)) is not None]
+
+
+def _longest_first(runs: list[Recipe], jobs: int) -> list[Recipe]:
+    """Order runs, where several run at a time, so that no long one runs alone at last.
+
+    Anderson's and Broyden's updates are unrolled in Python, which takes some ten times as long.
+    """
+
+    def is_short(run: Recipe) -> bool:
+        return run.model.backward != "unrolled" or run.model.solver not in ("anderson", "broyden")
+
+    return sorted(runs, key=is_short) if jobs > 1 else runs
 
 
 def _list(console: Console, runs: list[Recipe], out: Path) -> None:

@@ -73,7 +73,7 @@ class RunProgress:
         """The run starts there, or starts again; its epochs so far will be counted again."""
         again, self.done[run] = self.done[run], 0
         if self.bars:
-            self.bars.update(self.tasks[run], completed=0, note=where)
+            self.bars.update(self.tasks[run], completed=0, note=_first_note(run) or where)
         elif again:
             say(self.console, f"{self.names[run]}: its worker was lost; taken over by {where}")
 
