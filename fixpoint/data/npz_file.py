@@ -202,7 +202,7 @@ def _check_finite(path: Path, key: str, x: np.ndarray, *, given: bool) -> None:
         ends = bad.any(2)[rows]
         only_ends = not given and (np.diff(ends.astype(int), axis=1) >= 0).all()
         only_ends = only_ends and not ends[:, 0].any() and np.isnan(x[bad]).all()
-        advice = "correct them or leave them out"
+        advice = "correct them, leave them out, or fill them by fill='hold' or 'linear'"
         if only_ends:
             advice = f"where they pad shorter sequences, give lengths{key[1:]} (N,)"
         raise ValueError(

@@ -64,7 +64,7 @@ def export_c(
     folder = out or run.folder / "c"
     files = write_c(network, folder, title=title, prefix=prefix)
     say(console, f"{title}: {', '.join(map(str, files))}")
-    for line in description(network):
+    for line in description(network, prefix):
         say(console, line)
     try:
         agreement, how = measure(run, network, folder)
@@ -113,7 +113,7 @@ def measure(
     return compare(scores, torch_scores(run), run.raw.y_test), how
 
 
-def description(network: Network | IntegerNetwork) -> list[str]:
+def description(network: Network | IntegerNetwork, prefix: str = PREFIX) -> list[str]:
     """Sizes, scales and bounds of errors, a line each."""
     source = network.network if isinstance(network, IntegerNetwork) else network
     arrays = constants(network)
@@ -124,7 +124,7 @@ def description(network: Network | IntegerNetwork) -> list[str]:
         f"state {4 * source.state_size + 8} bytes, {source.multiplications} multiplications a "
         "step."
     ]
-    names = constant_names(source.classes)
+    names = constant_names(source.classes, prefix)
     lines.append(
         "Classes: " + ", ".join(f"{n} = {c!r}" for n, c in zip(names, source.classes, strict=True))
     )
