@@ -11,7 +11,7 @@ from fixpoint.tracing import OuterTensors, other_leaves
 
 
 def captured_tensors(phi: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """phi(z) and the tensors other than z that its gradient leads to: parameters, inputs.
+    """Return phi(z) and the tensors other than z that its gradient leads to: parameters, inputs.
 
     They are seen as arguments of the operations inside phi, which no other operation inside phi
     made. A walk through the graph then makes sure: what it finds beyond them, down to the
@@ -26,7 +26,7 @@ def captured_tensors(phi: Callable[[Tensor], Tensor], z: Tensor) -> tuple[Tensor
 
 @contextmanager
 def stop_gradient_at(tensors: list[Tensor]) -> Iterator[None]:
-    """Within the block a gradient that reaches one of the tensors goes no further."""
+    """Stop within the block a gradient that reaches one of the tensors."""
     nodes = [x.grad_fn for x in tensors if x.grad_fn is not None]
     handles = [node.register_prehook(lambda grads: (None,) * len(grads)) for node in nodes]
     try:

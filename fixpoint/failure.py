@@ -26,19 +26,19 @@ class ConvergenceWarning(UserWarning):
 
 
 def checked_failed(failed: FailedRows) -> FailedRows:
-    """The value of the option `failed`, if it is one."""
+    """Return the value of the option `failed`, if it is one."""
     if failed not in get_args(FailedRows):
         raise ValueError(unknown_name("failed", failed, get_args(FailedRows)))
     return failed
 
 
 def some_failed(result: Tensor) -> bool:
-    """Whether a sample has failed, in any instance that torch.func.vmap hides."""
+    """Tell whether a sample has failed, in any instance that torch.func.vmap hides."""
     return has_values(result) and bool(has_failed(stored(result)).any())
 
 
 def some_lost(solution: Solution) -> bool:
-    """Whether a sample is NONFINITE; not looked for while a CUDA graph is captured."""
+    """Tell whether a sample is NONFINITE; not looked for while a CUDA graph is captured."""
     if not has_values(solution.result):
         return False
     if solution.result.is_cuda and torch.cuda.is_current_stream_capturing():

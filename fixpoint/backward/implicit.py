@@ -163,7 +163,7 @@ class Implicit(Backward):
     def _run(
         self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None
     ) -> tuple[Solution, Start | None]:
-        """The solution, and what its factors give the adjoint to start from."""
+        """Return the solution, and what its factors give the adjoint to start from."""
         starts: list[Start] = []
 
         def run(phi: MatrixMap) -> Solution:
@@ -180,7 +180,9 @@ class Implicit(Backward):
     def _solve_in_transform(
         self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None
     ) -> Solution:
-        """The same where torch.func or forward mode differentiates: one operation for them all."""
+        """Return the same where torch.func or forward mode differentiates: one operation for them
+        all.
+        """
         with unrecorded():
             fz = phi(z0)  # what phi makes once and keeps has its derivatives
             if transform_level() and (inside_vmap(z0) or inside_vmap(fz)):
@@ -228,7 +230,7 @@ class Implicit(Backward):
 def _closure_at(
     solution: Solution, solver: Solver, phi: MatrixMap, z0: Tensor
 ) -> tuple[Closure, Tensor]:
-    """phi evaluated at the solution, and the leaf that stands for it there."""
+    """Return phi evaluated at the solution, and the leaf that stands for it there."""
     measured = solver.has_tolerance or solution.trace is not None
     lost = has_failed(solution.result) if measured and some_failed(solution.result) else None
     with level_zero():

@@ -86,7 +86,7 @@ def export_c(
 def make_network(
     run: Trained, *, bits: int, fold: bool, samples: Samples = "float"
 ) -> Network | IntegerNetwork:
-    """The network of a run in float32 or fixed point."""
+    """Return the network of a run in float32 or fixed point."""
     network = read_network(run, fold=fold)
     if bits == 32:
         return network
@@ -114,7 +114,7 @@ def measure(
 
 
 def description(network: Network | IntegerNetwork, prefix: str = PREFIX) -> list[str]:
-    """Sizes, scales and bounds of errors, a line each."""
+    """Return sizes, scales and bounds of errors, a line each."""
     source = network.network if isinstance(network, IntegerNetwork) else network
     arrays = constants(network)
     tables = sum(array.bytes for array in arrays if array.is_table)

@@ -21,7 +21,7 @@ POSSIBLE = (
 
 
 def read_layers(layer: nn.Module, timesteps: int, *, fold: bool) -> tuple[Recurrence, ...]:
-    """The recurrence of each layer of a module, the first one first.
+    """Return the recurrence of each layer of a module, the first one first.
 
     Raises:
         ValueError: it has another form; the message says which are possible.
@@ -86,7 +86,7 @@ def _ernn(cell: Any, timesteps: int, fold: bool) -> Recurrence:
 
 
 def _map(cell: EquilibriumMap, fold: bool) -> tuple[Factors, Factors, Factors, Tensor | None]:
-    """V, W, U and b of a cell; the Jordan cell's U may be multiplied into the others."""
+    """Return V, W, U and b of a cell; the Jordan cell's U may be multiplied into the others."""
     if fold or type(cell) is not JordanMap or cell.rank == 0:
         weights = cell.as_leaky_step()
         assert weights is not None  # where it has a fused path
@@ -175,7 +175,7 @@ _READERS: dict[Any, Callable[..., Recurrence]] = {
 
 
 def _factors(weight: Any, fold: bool) -> Factors:
-    """The factors of a matrix of low rank, or their product where that has fewer entries."""
+    """Return the factors of a matrix of low rank, or their product where that has fewer entries."""
     if weight.rank is None:
         return (weight.full,)
     factors = (weight.left, weight.right)

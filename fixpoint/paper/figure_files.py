@@ -71,7 +71,7 @@ def draw_figures(
 
 
 def _windows(name: str) -> Dataset:
-    """The data normalized, and as numbers where they are stored smaller."""
+    """Return the data normalized, and as numbers where they are stored smaller."""
     data = normalize(load_dataset(name))
     if data.kind != "classification":
         raise ValueError(f"{name} holds words; the figures are of windows of numbers, as har2")

@@ -21,7 +21,7 @@ from fixpoint.solution import Result, Solution
 
 
 class SequenceAdjoint:
-    """How the reversed recurrence of a gradient is solved.
+    """Solver of the reversed recurrence of a gradient.
 
     It is iterated with the Jacobian of the forward solve to a tolerance relative to lambda, one
     batched vector-Jacobian product an iteration; samples that do not converge are solved step by
@@ -68,7 +68,7 @@ class SequenceAdjoint:
 def attach_gradient(
     recurrence: Recurrence, H: Tensor, jacobian: SequenceJacobian, adjoint: SequenceAdjoint
 ) -> Tensor:
-    """H, (T, B, n), as a differentiable function of all that the recurrence depends on."""
+    """Return H, (T, B, n), as a differentiable function of all that the recurrence depends on."""
     z = H.detach().requires_grad_()
     F, outer = captured_tensors(recurrence.whole, z)
     if not outer:
@@ -77,7 +77,7 @@ def attach_gradient(
 
 
 class _Problem(NamedTuple):
-    """What the backward pass of one solve needs: z is the detached H, F = f(z) with its graph."""
+    """Linear problem of one backward pass: z is the detached H, F = f(z) with its graph."""
 
     recurrence: Recurrence
     z: Tensor
@@ -124,7 +124,7 @@ class _Linear:
             self.scan = problem.jacobian.linearize(recurrence, self.path).scan
 
     def solve(self, F: Tensor, z: Tensor, g: Tensor, *, tangent: bool = False) -> Tensor:
-        """The solution for z -> F, or of z -> F the map u -> J^T u where `tangent`."""
+        """Return the solution for z -> F, or of z -> F the map u -> J^T u where `tangent`."""
         # With max |g| = 1 neither tiny nor huge cotangents leave the range of the dtype.
         size = g.detach().abs().amax((0, 2), keepdim=True)
         unit = g / torch.where(size > 0, size, 1.0)

@@ -19,7 +19,7 @@ GROWTHS = 2
 
 
 class Tolerance(NamedTuple):
-    """When a sample is done; rtol = atol = 0 makes exactly max_iter updates."""
+    """Condition for the end of a sample; rtol = atol = 0 makes exactly max_iter updates."""
 
     rtol: float
     atol: float
@@ -30,7 +30,7 @@ class Tolerance(NamedTuple):
         return self.rtol > 0 or self.atol > 0
 
     def measure(self, r: Tensor, delta: Tensor, state: Tensor) -> Tensor:
-        """Scaled residual and norm of r of each sample, (2, B), for (T, B, n) each.
+        """Return scaled residual and norm of r of each sample, (2, B), for (T, B, n) each.
 
         The first is the maximum over t of rms(delta_t) / (atol + rtol rms(state_t)).
         """
@@ -40,18 +40,20 @@ class Tolerance(NamedTuple):
 
 
 def rounding_tolerance(T: int, dtype: torch.dtype) -> float:
-    """The relative tolerance just above the rounding of T steps, which adds up as sqrt(T)."""
+    """Return relative tolerance just above the rounding of T steps, which adds up as sqrt(T)."""
     return torch.finfo(dtype).eps * (8 + T**0.5 / 2)
 
 
 class Progress:
-    """Which samples are active, converged or lost, from one measurement after another."""
+    """Record of the samples that are active, converged or lost, from each measurement."""
 
     def __init__(self, B: int) -> None:
         self.previous, self.growths = [math.inf] * B, [0] * B
 
     def observe(self, measured: Tensor) -> tuple[list[float], list[Result]]:
-        """Residual and `Result` of each sample, MAX_ITER for those that are still active."""
+        """Return the residual and `Result` of each sample, MAX_ITER for those that are still
+        active.
+        """
         residuals, sizes = measured.tolist()
         results = []
         for i, (residual, size) in enumerate(zip(residuals, sizes, strict=True)):
@@ -140,7 +142,9 @@ def iterate_linear(
     g: Tensor,
     tolerance: Tolerance,
 ) -> Solution:
-    """u = map_of(u), a linear map plus g, (T, B, n), by u <- u + precondition(map_of(u) - u)."""
+    """Return u = map_of(u), a linear map plus g, (T, B, n), by u <- u + precondition(map_of(u) -
+    u).
+    """
     u, B = precondition(g.clone()), g.shape[1]
     progress, active = Progress(B), list(range(B))
     residuals, iterations, results = [0.0] * B, [0] * B, [Result.MAX_ITER] * B

@@ -38,7 +38,8 @@ def solve_sequence(
     adjoint: SequenceAdjoint | None = None,
     fallback: Fallback = "sequential",
 ) -> Solution:
-    """The states of h_t = f(h_{t-1}, x_t), t = 1 .. T, solved for all t at once, differentiable.
+    """Return the states of h_t = f(h_{t-1}, x_t), t = 1 .. T, solved for all t at once,
+    differentiable.
 
     One iteration evaluates f on all T B rows in one call, scans the residuals,
     delta_t = A_t delta_{t-1} + f(h_{t-1}, x_t) - h_t, and adds delta. h_1 .. h_i are exact after i
@@ -110,7 +111,8 @@ def solve_equilibrium_sequence(
     adjoint: SequenceAdjoint | None = None,
     fallback: Fallback = "sequential",
 ) -> Solution:
-    """The states of h_t = phi(h_t, h_{t-1}, x_t): inner equilibria and time as one fixed point.
+    """Return the states of h_t = phi(h_t, h_{t-1}, x_t): inner equilibria and time as one fixed
+    point.
 
     One iteration evaluates phi on all T B rows, with h_t and h_{t-1} of the iterate, and solves
     (I - d phi / d h) delta_t = (d phi / d h_prev) delta_{t-1} + phi - h_t with the chosen
@@ -201,7 +203,7 @@ def _solve_window(
 
 
 def _fall_back(recurrence: Recurrence, solution: Solution, solver: Solver | None) -> Solution:
-    """The solution with its failed samples solved step by step."""
+    """Return the solution with its failed samples solved step by step."""
     failed = (solution.result != Result.CONVERGED).nonzero().flatten()
     if not len(failed):
         return solution

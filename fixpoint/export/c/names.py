@@ -24,7 +24,7 @@ def constant_names(classes: Sequence[str], prefix: str = "fixpoint") -> list[str
 
 
 def string_literal(text: str) -> str:
-    r"""A C string of the text in UTF-8; blanks of any kind become single spaces.
+    r"""Return a C string of the text in UTF-8; blanks of any kind become single spaces.
 
     >>> print(string_literal('a "b"\n?\u00e9'))
     "a \"b\" \?\303\251"

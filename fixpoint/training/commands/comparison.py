@@ -93,7 +93,7 @@ def run_missing(
     jobs: int,
     cluster: str | None = None,
 ) -> list[Record]:
-    """The records of those runs that were finished, after running what is not in `records`.
+    """Return the records of those runs that were finished, after running what is not in `records`.
 
     Failed runs are listed in `failed.json` in `out`.
     """
@@ -135,7 +135,7 @@ def _longest_first(runs: list[Recipe], jobs: int) -> list[Recipe]:
 
 
 def _list(console: Console, runs: list[Recipe], out: Path) -> None:
-    """A line for each run: its key, whether it is finished, its name."""
+    """Print a line for each run: its key, whether it is finished, its name."""
     path = out / "runs.jsonl"
     done = {record["key"] for record in read_file(path)} if path.is_file() else set()
     for run in runs:
@@ -152,7 +152,7 @@ def _rename_folders(runs: list[Recipe], out: Path) -> None:
 
 
 def show(console: Console, records: list[Record], out: Path, formats: Sequence[str]) -> None:
-    """A table for each data set, what the numbers mean, and the figure of the condition."""
+    """Print a table for each data set and what the numbers mean, and draw the condition."""
     for group in by_dataset(records).values():
         console.print(comparison_table(group))
     shown = [
@@ -175,7 +175,7 @@ def show(console: Console, records: list[Record], out: Path, formats: Sequence[s
 
 
 def buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
-    """The runs whose model can be built; the others are named, each reason once."""
+    """Return the runs whose model can be built; the others are named, each reason once."""
     prepared, shown = preparer(), set()
     good: list[Recipe] = []
     refused: list[ValueError] = []
@@ -200,7 +200,7 @@ def buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
 
 
 def _draw(records: list[Record], out: Path, formats: Sequence[str]) -> list[Path]:
-    """One panel for each solver with all its seeds: of several backwards the first."""
+    """Draw a panel for each solver with all its seeds: of several backwards the first."""
     from fixpoint.analysis import plots
 
     shown: dict[str, list[Record]] = {}

@@ -148,7 +148,7 @@ def _offered(client: Client, topic: str, runs: list[Recipe]) -> Iterator[dict[st
 
 
 class OfferData(WorkerPlugin):
-    """Gives a worker, now or once it joins, a resource for each data set that it has.
+    """Plugin that gives a worker, now or once it joins, a resource for each data set that it has.
 
     Args:
         digests: `content_digest` of each data set at the client.

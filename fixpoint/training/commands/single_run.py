@@ -113,7 +113,7 @@ def train_recipe(
     *,
     patience: float = 0.0,
 ) -> Record:
-    """The record of a recipe, its period of halvings chosen first where it has choices.
+    """Return the record of a recipe, its period of halvings chosen first where it has choices.
 
     Args:
         recipe: what to run; unfinished checkpoints of it in `out` are continued.
