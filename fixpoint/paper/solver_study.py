@@ -13,7 +13,7 @@ from fixpoint._messages import SomeFailed
 from fixpoint.paper.solver_measures import LOST, measure
 from fixpoint.training.commands.comparison import buildable, run_missing
 from fixpoint.training.commands.console import say
-from fixpoint.training.commands.save_figure import save_figure
+from fixpoint.training.commands.save_figure import caption, save_figure
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.engine.model_factory import resolve
 from fixpoint.training.recipe.names import SOLVERS
@@ -149,7 +149,7 @@ def _show(console: Console, records: list[Record], out: Path, formats: Sequence[
     replace_file(out / "solvers.md", (text + "\n").encode())
     console.print(text, markup=False, soft_wrap=True)
     for name, draw in plots.STUDY_FIGURES.items():
-        files = save_figure(draw(records), out / name, formats, (draw.__doc__ or "").split("\n")[0])
+        files = save_figure(draw(records), out / name, formats, caption(draw))
         say(console, f"Figure: {', '.join(map(str, files))}")
 
 

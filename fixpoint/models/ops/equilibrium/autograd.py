@@ -139,7 +139,7 @@ def _gradients(
     method: Method,
     needed: Inputs,
 ) -> Any:
-    """Compute the gradients of all inputs in chunks of time, so that the cache holds the factors."""
+    """Compute the gradients of all inputs in chunks of time, so that the cache holds factors."""
     _, _, _, U, V, _ = inputs
     U, V = None if U is None else U.contiguous(), V.contiguous()
     T, B, n = C.shape
