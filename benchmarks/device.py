@@ -1,7 +1,7 @@
-"""Sizes, agreement and time of exported programs: python benchmarks/device.py RUN ... > table.md
+"""Sizes, agreement and time of exported programs: python benchmarks/device.py [RUN ...] > table.md
 
-Prints the tables of docs/device.md for finished runs. Needs gcc; Thumb-2 sizes need
-arm-linux-gnueabihf-gcc.
+Prints the tables of docs/device.md: for finished runs, which needs gcc, and for Thumb-2 sizes
+arm-linux-gnueabihf-gcc; without runs the sizes on a Cortex-M4, which needs arm-none-eabi-gcc.
 """
 
 import argparse
@@ -24,9 +24,16 @@ from fixpoint.export.c.writer import constants, write_c
 from fixpoint.export.command import make_network
 from fixpoint.export.network import read_network, sensor_windows
 from fixpoint.export.onnx import write_onnx
-from fixpoint.training import load_trained
+from fixpoint.training import Recipe, load_trained
+from fixpoint.training.commands.single_run import train_recipe
+from fixpoint.training.engine.model_factory import resolved
 
 ARM = "arm-linux-gnueabihf-gcc"
+M4 = (
+    *("arm-none-eabi-gcc", "-mcpu=cortex-m4", "-mthumb"),
+    *("-mfloat-abi=hard", "-mfpu=fpv4-sp-d16"),
+)
+MODELS = ("ernn", "fastrnn", "fastgrnn", "ugrnn", "gru", "lstm")
 TIMER = r"""
 #include <stdio.h>
 #include <time.h>
@@ -53,25 +60,27 @@ def shell(*command, cwd):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
 
 
-def code_bytes(folder, compiler, *flags):
-    """Bytes of instructions, without constants."""
+def section_bytes(section, folder, compiler, *flags):
+    """Bytes of instructions (.text) or of constants (.rodata)."""
     shell(compiler, "-std=c99", "-Os", *flags, "-c", "fixpoint.c", "-o", "f.o", cwd=folder)
-    rows = re.findall(r"^(\.text\S*)\s+(\d+)", shell("size", "-A", "f.o", cwd=folder), re.M)
-    return sum(int(size) for _, size in rows)
+    size = compiler.replace("gcc", "size")
+    rows = re.findall(r"^(\.\w+)\S*\s+(\d+)", shell(size, "-A", "f.o", cwd=folder), re.M)
+    return sum(int(bytes_) for name, bytes_ in rows if name == section)
 
 
-def stack_bytes(folder):
-    """Stack frames of fixpoint_classify, the larger one that it calls and what that calls."""
-    shell("gcc", "-std=c99", "-Os", "-fstack-usage", "-c", "fixpoint.c", "-o", "f.o", cwd=folder)
-    text = next(folder.glob("*.su")).read_text()
-    frames = [(name, int(size)) for name, size in re.findall(r":([\w.]+)\t(\d+)\t", text)]
+def stack_bytes(folder, *compiler):
+    """Bytes of the deepest stack of fixpoint_classify with all that it calls."""
+    flags = ("-std=c99", "-Os", "-fcallgraph-info=su", "-c", "fixpoint.c", "-o", "f.o")
+    shell(*compiler, *flags, cwd=folder)
+    text = next(folder.glob("*.ci")).read_text()
+    frames = dict(re.findall(r'node: \{ title: "([^"]+)".*?\\n(\d+) bytes', text))
+    calls = re.findall(r'edge: \{ sourcename: "([^"]+)" targetname: "([^"]+)"', text)
 
-    def of(*names):
-        # The compiler splits functions: fixpoint_step.part.0 is called by fixpoint_step.
-        return [sum(size for name, size in frames if name.split(".")[0] == of) for of in names]
+    def deepest(name):
+        called = [deepest(target) for source, target in calls if source == name]
+        return int(frames.get(name, 0)) + max(called, default=0)
 
-    inner = max(size for name, size in frames if not name.startswith("fixpoint_"))
-    return of("fixpoint_classify")[0] + max(of("fixpoint_step", "fixpoint_scores")) + inner
+    return deepest("fixpoint_classify")
 
 
 def c_microseconds(folder):
@@ -111,9 +120,33 @@ def peers(run, folder):
     return of_torch, best_microseconds(lambda: session.run(None, given))
 
 
+def firmware(models=MODELS):
+    """Print sizes on a Cortex-M4 of networks trained for one epoch on the bundled sample."""
+    print("| model | bits | code B | constants KB | flash KB | state B | stack B |")
+    print("|---" * 7 + "|")
+    for model in models:
+        recipe = Recipe().changed(model=model, hidden=80, epochs=1, normalize="column")
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            train_recipe(recipe, folder)
+            run = load_trained(folder / resolved(recipe).key)
+            for bits in (32, 16, 8):
+                network = make_network(run, bits=bits, fold=True)
+                write_c(network, folder / "c", title="benchmark")
+                source = network if bits == 32 else network.network
+                code, data = (section_bytes(s, folder / "c", *M4) for s in (".text", ".rodata"))
+                sizes = f"{code} | {data / 1024:.1f} | {(code + data) / 1024:.1f}"
+                state, stack = 4 * source.state_size + 8, stack_bytes(folder / "c", *M4)
+                print(f"| {recipe.label} | {bits} | {sizes} | {state} | {stack} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("runs", nargs="*", type=Path)
+    runs = parser.parse_args().runs
+    if not runs:
+        firmware()
+        return
     print(
         "| data | model | bits | accuracy % | labels as torch | weights KB | tables KB | state B "
         "| stack B | code B, x86-64 | code B, Thumb-2 | products a step | us a step |\n"
@@ -121,7 +154,7 @@ def main():
         + "|"
     )
     steps = []
-    for path in parser.parse_args().runs:
+    for path in runs:
         run = load_trained(path)
         windows, expected = sensor_windows(run.raw, "test"), torch_scores(run)
         for bits in (32, 16, 8):
@@ -134,7 +167,7 @@ def main():
                 arrays = constants(network)
                 tables = sum(a.bytes for a in arrays if a.is_table)
                 weights = sum(a.bytes for a in arrays) - tables
-                thumb = code_bytes(folder, ARM, "-mthumb") if shutil.which(ARM) else "-"
+                thumb = section_bytes(".text", folder, ARM, "-mthumb") if shutil.which(ARM) else "-"
                 row = (
                     run.data.name,
                     run.recipe.label,
@@ -144,8 +177,8 @@ def main():
                     f"{weights / 1024:.1f}",
                     f"{tables / 1024:.1f}",
                     4 * source.state_size + 8,
-                    stack_bytes(folder),
-                    code_bytes(folder, "gcc"),
+                    stack_bytes(folder, "gcc"),
+                    section_bytes(".text", folder, "gcc"),
                     thumb,
                     source.multiplications,
                     f"{c_microseconds(folder):.1f}",

@@ -11,7 +11,7 @@ from torch import Tensor
 def krylov_error(
     phi: Callable[[Tensor], Tensor], z: Tensor, products: int
 ) -> tuple[Tensor, Tensor]:
-    """|z* - z| to first order and the largest modulus of an eigenvalue of J, (B,) each.
+    """Return |z* - z| to first order and the largest modulus of an eigenvalue of J, (B,) each.
 
     Both from the Krylov space of J and phi(z) - z: GMRES for the error, Ritz values for the rate.
     J v is a difference quotient. The error is inf where the whole space is found and phi does not

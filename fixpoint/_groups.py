@@ -16,7 +16,7 @@ REMEDY = (
 
 
 class Groups:
-    """Which rows, (N, d), are one sample, and these samples as (G, S d), S the size of the largest.
+    """Rows, (N, d), that are one sample each, as (G, S d), S the size of the largest.
 
     A smaller group ends with zeros, whose residual is 0: norms, inner products and spans are those
     of the group alone.
@@ -50,18 +50,18 @@ class Groups:
         self.number, self.slot = (torch.from_numpy(x).to(device) for x in (number, slot))
 
     def join(self, x: Tensor) -> Tensor:
-        """Rows, (N, d), as samples, (G, S d)."""
+        """Return rows, (N, d), as samples, (G, S d)."""
         padded = x.new_zeros(len(self.sizes) * self.largest, x.shape[1])
         return padded.index_copy(0, self.slot, x).view(len(self.sizes), self.largest * x.shape[1])
 
     def split(self, z: Tensor) -> Tensor:
-        """Samples, (..., G, S d), as rows, (..., N, d)."""
+        """Return samples, (..., G, S d), as rows, (..., N, d)."""
         width = z.shape[-1] // max(self.largest, 1)
         rows = len(self.sizes) * self.largest
         return z.reshape(*z.shape[:-2], rows, width).index_select(-2, self.slot)
 
     def fill(self, columns: Sequence[int]) -> np.ndarray:
-        """Numbers of each leaf, (leaves,), without the zeros that end a group, (G, leaves)."""
+        """Count the numbers of each leaf without the zeros that end a group, (G, leaves)."""
         return np.outer(self.sizes, np.array(columns) // max(self.largest, 1))
 
 
@@ -77,7 +77,7 @@ class Columns(tuple[int, ...]):
 
 
 def groups_of(columns: Sequence[int]) -> Groups | None:
-    """The groups whose rows make the samples, if any."""
+    """Return the groups whose rows make the samples, if any."""
     return columns.groups if isinstance(columns, Columns) else None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class SomeFailed(RuntimeError):
-    """Some runs failed, others may have finished."""
+    """Error of a command with failed runs, while others may have finished."""
 
 
 OTHER_NAMES = {
@@ -101,7 +101,7 @@ def refuse_unknown(owner: str, options: Iterable[str], known: Iterable[str]) -> 
 
 
 def meant_by(given: object) -> list[str]:
-    """The options that a letter of a paper, or a name of another library, may stand for."""
+    """Return the options that a letter of a paper, or a name of another library, may stand for."""
     return [option for option, others in OTHER_NAMES.items() if given in others.split()]
 
 
@@ -117,14 +117,14 @@ def _nearest(given: object, names: Iterable[str]) -> str | None:
 
 
 def missing_extra(what: str, package: str, extra: str) -> ImportError:
-    """The error for `what` where a package of an extra is not installed."""
+    """Return the error for `what` where a package of an extra is not installed."""
     return ImportError(
         f"{what} needs {package}, which is not installed: pip install 'torch-fixpoint[{extra}]'"
     )
 
 
 def percent(fraction: float, digits: int | None = None) -> str:
-    """A fraction in percent, by `digits` behind the point, or else by three digits.
+    """Return a fraction in percent, by `digits` behind the point, or else by three digits.
 
     Rounding to three digits turns no part into all.
 
@@ -138,7 +138,7 @@ def percent(fraction: float, digits: int | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    r"""The text with control characters escaped, so that a name cannot steer a terminal.
+    r"""Return the text with control characters escaped, so that a name cannot steer a terminal.
 
     >>> printable("runs\x1b[31m")
     'runs\\x1b[31m'

@@ -37,7 +37,7 @@ def unrecorded() -> Iterator[None]:
 
 
 def map_nested(x: Any, function: Callable[[Any], Any]) -> Any:
-    """The same structure of tuples, lists and dicts with the function of each leaf."""
+    """Return the same structure of tuples, lists and dicts with the function of each leaf."""
     if type(x) is tuple:
         return tuple([map_nested(part, function) for part in x])
     if type(x) is list:

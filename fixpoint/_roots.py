@@ -46,7 +46,7 @@ class RootMap:
 
 
 def scale_at(F: MatrixMap, z: Tensor) -> Tensor:
-    """c of each sample and leaf, (B, D), without derivatives.
+    """Return c of each sample and leaf, (B, D), without derivatives.
 
     1 / c is the slope of F at z, |J d| / |d| with J = d F / d z, along the direction d of F(z)
     itself. So c F(z) is a distance in units of z, whatever the units of F.
@@ -72,7 +72,9 @@ def _scale(F: MatrixMap, z: Tensor, columns: list[int]) -> Tensor:
 
 
 def _sizes(x: Tensor, columns: list[int]) -> Tensor:
-    """Largest number of each leaf, by which none leaves the range of the dtype; like x, (B, D)."""
+    """Return the largest number of each leaf, by which none leaves the range of the dtype; like x,
+    (B, D).
+    """
     leaves = [
         y.abs().amax(1, keepdim=True).expand_as(y) if y.numel() else y for y in x.split(columns, 1)
     ]
@@ -80,7 +82,7 @@ def _sizes(x: Tensor, columns: list[int]) -> Tensor:
 
 
 def _lengths(x: Tensor, columns: list[int]) -> Tensor:
-    """2-norm of each leaf, like x, (B, D)."""
+    """Return the 2-norm of each leaf, like x, (B, D)."""
     leaves = x.split(columns, 1)
     return torch.cat(
         [torch.linalg.vector_norm(y, dim=1, keepdim=True).expand_as(y) for y in leaves], 1
@@ -88,14 +90,16 @@ def _lengths(x: Tensor, columns: list[int]) -> Tensor:
 
 
 def _direction(F: Tensor, columns: list[int]) -> Tensor:
-    """The numbers of each leaf of F, with 1 for the largest; ones where all are 0, (B, D)."""
+    """Return numbers of each leaf of F, with 1 for the largest; ones where all are 0, (B, D)."""
     size = _sizes(F, columns)
     usable = (size > 0) & (size < torch.inf)
     return torch.where(usable, F / torch.where(usable, size, 1.0), 1.0)
 
 
 def _inverse_slope(z: Tensor, F: Tensor, d: Tensor, product: Tensor, columns: list[int]) -> Tensor:
-    """|d| / |J d| of each leaf; |z| / |F| where there is no slope, and 1 where F is 0, (B, D)."""
+    """Return |d| / |J d| of each leaf; |z| / |F| where there is no slope, and 1 where F is 0, (B,
+    D).
+    """
     size = _sizes(product, columns)
     usable = (size > 0) & (size < torch.inf)
     safe = torch.where(usable, size, 1.0)
@@ -136,14 +140,14 @@ class Known(Solver):
 
 
 def hides_axis(F: MatrixMap, z: Tensor) -> bool:
-    """Whether torch.func.vmap hides an axis of z or of F(z)."""
+    """Tell whether torch.func.vmap hides an axis of z or of F(z)."""
     return inside_transform() and (inside_vmap(z) or inside_vmap(F(z)))
 
 
 def solve_scaled(
     solver: Solver, F: MatrixMap, z: Tensor, t: int | None
 ) -> tuple[Solution, RootMap]:
-    """The solution without gradient, and the map with c as it is there."""
+    """Return the solution without gradient, and the map with c as it is there."""
     columns = list(getattr(F, "columns", ()) or (z.shape[1],))
     if inside_forward_mode():
         solution, c = at_level_zero(lambda F: _solve(solver, F, primal(z), t, columns), F)

@@ -90,7 +90,7 @@ def while_loop(condition: Any, body: Any, carried: tuple[Tensor, ...]) -> tuple[
 
 
 def scan(step: Any, start: Any, inputs: Tensor) -> tuple[Any, Tensor]:
-    """The last carry and all outputs of step(carry, input), as one operation of a graph."""
+    """Return the last carry and all outputs of step(carry, input), as one operation of a graph."""
     from torch._higher_order_ops import scan
 
     start = tree_map(torch.clone, start)  # of one tensor given twice it would make one carry
@@ -122,7 +122,7 @@ is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compili
 
 
 def is_symbol(size: int) -> bool:
-    """Whether a graph is being exported in which this size is any."""
+    """Tell whether a graph is being exported in which this size is any."""
     return is_exporting() and isinstance(size, torch.SymInt)
 
 
@@ -130,14 +130,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def constant_in_graphs(function: Function) -> Function:
-    """`torch.compiler.assume_constant_result`, which imports the whole compiler."""
+    """Apply `torch.compiler.assume_constant_result`, which imports the whole compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 @constant_in_graphs
 def prepare_loops() -> None:
-    """Cure two faults of the compiler with a `while_loop`, for the whole process.
+    """Avoid two faults of the compiler with a `while_loop`, for the whole process.
 
     Inductor writes a result in the body into a carry or a captured tensor that is still read, and
     gradients are silently wrong: each buffer has a place of its own. Dynamo notes an attribute of
@@ -152,7 +152,7 @@ def prepare_loops() -> None:
 
 
 def _attribute(tensor: Any, name: str) -> Any:
-    """The node that reads an attribute of a tensor of dynamo's graph, in the innermost graph."""
+    """Add the node that reads an attribute of a tensor to the innermost graph of dynamo."""
     attribute = getattr(tensor, name)
     graph = getattr(getattr(tensor, "tracer", None), "output_graph", None)
     if graph is not None and hasattr(attribute, "tracer"):
@@ -191,13 +191,13 @@ _changed = False
 
 @constant_in_graphs
 def inside_transform() -> bool:
-    """Whether a torch.func transform (jvp, vmap, jacrev, ...) is active."""
+    """Tell whether a torch.func transform (jvp, vmap, jacrev, ...) is active."""
     return peek_interpreter_stack() is not None
 
 
 @contextmanager
 def level_zero() -> Iterator[list[Any]]:
-    """Outside of all torch.func transforms that are active; gives them, for `restored`."""
+    """Leave all torch.func transforms that are active; yields them, for `restored`."""
     if peek_interpreter_stack() is None:
         yield []
     else:
@@ -207,24 +207,24 @@ def level_zero() -> Iterator[list[Any]]:
 
 @contextmanager
 def restored(stack: list[Any]) -> Iterator[None]:
-    """Within the transforms again that `level_zero` has left."""
+    """Enter the transforms again that `level_zero` has left."""
     with temporarily_restore_interpreter_stack(stack):
         yield
 
 
 def transform_level() -> int:
-    """How many torch.func transforms are active."""
+    """Count how many torch.func transforms are active."""
     top = peek_interpreter_stack()
     return 0 if top is None else top.level()
 
 
 def wrapper_level(x: Tensor) -> int:
-    """The number of the torch.func transform that has wrapped x; -1 where none has."""
+    """Return the number of the torch.func transform that has wrapped x; -1 where none has."""
     return maybe_get_level(x)
 
 
 def primal(x: Tensor) -> Tensor:
-    """x as a leaf without gradient and tangent, outside of all transforms.
+    """Return x as a leaf without gradient and tangent, outside of all transforms.
 
     Raises:
         RuntimeError: torch.func.vmap hides an axis of x.
@@ -240,14 +240,14 @@ def primal(x: Tensor) -> Tensor:
 
 
 def stored(x: Tensor) -> Tensor:
-    """The tensor below all wrappers of torch.func; its axes are those of all instances."""
+    """Return the tensor below all wrappers of torch.func; its axes are those of all instances."""
     while is_functorch_wrapped_tensor(x):
         x = get_unwrapped(x)
     return x
 
 
 def inside_vmap(x: Tensor) -> bool:
-    """Whether x has an axis that torch.func.vmap hides."""
+    """Tell whether x has an axis that torch.func.vmap hides."""
     while is_functorch_wrapped_tensor(x):
         if is_batchedtensor(x):
             return True
@@ -256,7 +256,7 @@ def inside_vmap(x: Tensor) -> bool:
 
 
 def outside_graph(f: Callable[..., R], *arguments: Any) -> R:
-    """f(*arguments), which torch.compile leaves out of its graph.
+    """Return f(*arguments), which torch.compile leaves out of its graph.
 
     `torch.compiler.disable` as a decorator would import the compiler with the package.
     """
@@ -273,12 +273,12 @@ outside_graph._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
 
 
 def version(x: Tensor) -> int:
-    """How often x was changed in place, 0 where torch does not count it."""
+    """Count how often x was changed in place, 0 where torch does not count it."""
     return 0 if x.is_inference() else x._version
 
 
 def versions(a: Tensor, b: Tensor) -> tuple[int, int] | None:
-    """How often each was changed in place; None where torch does not count it."""
+    """Count how often each was changed in place; None where torch does not count it."""
     return None if a.is_inference() or b.is_inference() else (a._version, b._version)
 
 
@@ -294,25 +294,25 @@ def to_host(x: Tensor) -> np.ndarray:
 
 
 def inside_forward_mode() -> bool:
-    """Whether a level of forward-mode differentiation, of torch.func or not, is entered."""
+    """Tell whether a level of forward-mode differentiation, of torch.func or not, is entered."""
     return inside_transform() or forward_ad._current_level >= 0
 
 
 def is_recorded(x: Tensor) -> bool:
-    """Whether operations on x become a graph that cannot read values: compiled, or of CUDA."""
+    """Tell whether operations on x become a graph that cannot read values: compiled, or of CUDA."""
     if torch.compiler.is_compiling():
         return True
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def carries_tangents() -> bool:
-    """`inside_forward_mode`, which no compiler traces."""
+    """Call `inside_forward_mode`, which no compiler traces."""
     return not torch.compiler.is_compiling() and inside_forward_mode()
 
 
 @contextmanager
 def no_gradients() -> Iterator[None]:
-    """Neither reverse-mode graphs nor forward-mode tangents; `torch.no_grad` stops the first."""
+    """Stop reverse-mode graphs and forward-mode tangents; `torch.no_grad` stops the first."""
     with torch.no_grad():
         if torch.compiler.is_compiling():
             yield
@@ -323,40 +323,44 @@ def no_gradients() -> Iterator[None]:
 
 @contextmanager
 def gradients(*, reverse: bool) -> Iterator[None]:
-    """Forward-mode tangents and, if `reverse`, reverse-mode graphs, within `no_gradients`."""
+    """Let forward-mode tangents and, if `reverse`, reverse-mode graphs be made within
+    `no_gradients`.
+    """
     with torch.set_grad_enabled(reverse), forward_ad._set_fwd_grad_enabled(True):
         yield
 
 
 def graph_clock() -> int:
-    """A number that grows with each graph node made by this thread."""
+    """Return a number that grows with each graph node made by this thread."""
     return torch._C._autograd._get_sequence_nr()
 
 
 def graph_pass() -> int:
-    """The number of the backward pass under way, for its hooks; -1 outside of one."""
+    """Return the number of the backward pass under way, for its hooks; -1 outside of one."""
     return torch._C._current_graph_task_id()
 
 
 def made_since(x: Tensor, clock: int) -> bool:
-    """Whether the graph node of x was made after that reading of the clock."""
+    """Tell whether the graph node of x was made after that reading of the clock."""
     return x.grad_fn is not None and x.grad_fn._sequence_nr() >= clock
 
 
 def function_modes() -> list[TorchFunctionMode]:
-    """The entered modes, the innermost last."""
+    """Return the entered modes, the innermost last."""
     return list(_get_current_function_mode_stack())
 
 
 def unbatched(x: Tensor) -> Tensor | None:
-    """What `is_grads_batched` and `vectorize=True` hide, with the batch first; None elsewhere."""
+    """Return what `is_grads_batched` and `vectorize=True` hide, with the batch first; None
+    elsewhere.
+    """
     if not is_legacy_batchedtensor(x):
         return None
     return torch._remove_batch_dim(x, _batch_level(), 0, 0)
 
 
 def batched(x: Tensor) -> Tensor:
-    """The inverse of `unbatched`."""
+    """Return the inverse of `unbatched`."""
     return torch._add_batch_dim(x, 0, _batch_level())
 
 
@@ -367,27 +371,31 @@ def _batch_level() -> int:
 
 
 def inside_dispatch_mode() -> bool:
-    """Whether a mode sees each operation: a counter of FLOPs, fake tensors, a checkpoint policy."""
+    """Tell whether a mode sees each operation: a counter of FLOPs, fake tensors, a checkpoint
+    policy.
+    """
     return torch._C._len_torch_dispatch_stack() > 0
 
 
 def autocast_enabled(device: str) -> bool:
-    """Whether autocast is on for a type of device; "meta" has none."""
+    """Tell whether autocast is on for a type of device; "meta" has none."""
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def has_values(x: Tensor) -> bool:
-    """Whether x holds numbers: a meta or fake tensor has a shape alone."""
+    """Tell whether x holds numbers: a meta or fake tensor has a shape alone."""
     return x.device.type != "meta" and not isinstance(x, FakeTensor)
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether x is a tensor or parameter, or a subclass that leaves operations as they are."""
+    """Tell whether x is a tensor or parameter, or a subclass that leaves operations as they are."""
     return type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def flop_registries() -> list[dict[Any, Any]]:
-    """The formulas of torch.utils.flop_counter and those of entered counters, which copied them."""
+    """Return the formulas of torch.utils.flop_counter and those of entered counters, which copied
+    them.
+    """
     module: Any = sys.modules.get("torch.utils.flop_counter")
     if module is None:
         return []

@@ -22,7 +22,7 @@ SINGLE = tree_structure(0)
 
 
 class Packing:
-    """How the tree `z0` lies in a (B, D) matrix; complex numbers are pairs of real ones.
+    """Layout of the tree `z0` in a (B, D) matrix; complex numbers are pairs of real ones.
 
     With `batched=False` the leaves have no batch axis and B = 1. With `groups`, (N,), the leaves
     are (N, ...), and a row of the matrix is all that belongs to a group; see `Groups`.
@@ -88,7 +88,7 @@ class Packing:
         )
 
     def pack(self, tree: Tree) -> Tensor:
-        """The tree as one (B, D) matrix; no copy where the tree is one tensor."""
+        """Return the tree as one (B, D) matrix; no copy where the tree is one tensor."""
         if self.is_matrix and isinstance(tree, Tensor) and self._matches([tree]):
             return self._same_dtype(tree, self.dtype)
         leaves = [
@@ -108,7 +108,7 @@ class Packing:
         return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
 
     def unpack(self, matrix: Tensor) -> Tree:
-        """The (B, D) matrix as a tree of views."""
+        """Return the (B, D) matrix as a tree of views."""
         if self.is_matrix:
             return matrix
         parts, rows = matrix.split(list(self.columns), dim=1), matrix.shape[: int(self.batched)]
@@ -121,21 +121,21 @@ class Packing:
         return tree_unflatten(leaves, self.structure)
 
     def rows_of(self, matrices: Tensor) -> Tensor:
-        """States, (..., B, D), with the rows of z0, (..., N, D of a row)."""
+        """Return states, (..., B, D), with the rows of z0, (..., N, D of a row)."""
         if self.groups is None:
             return matrices
         parts = matrices.split(list(self.columns), dim=-1)
         return torch.cat([self.groups.split(x) for x in parts], -1)
 
     def matrix_of(self, rows: Tensor) -> Tensor:
-        """The state, (B, D), of the rows of z0, (N, D of a row)."""
+        """Return the state, (B, D), of the rows of z0, (N, D of a row)."""
         if self.groups is None:
             return rows
         widths = [d // max(self.groups.largest, 1) for d in self.columns]
         return torch.cat([self.groups.join(x) for x in rows.split(widths, 1)], 1)
 
     def start(self, z0: Tree) -> Tensor:
-        """z0 as one (B, D) matrix that gradients may lead through."""
+        """Return z0 as one (B, D) matrix that gradients may lead through."""
         z = self.pack(z0)
         if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return z
@@ -143,7 +143,7 @@ class Packing:
         return z.clone() if z.is_inference() else z
 
     def wrap(self, phi: Map) -> PackedMap:
-        """phi as a map of (B, D) matrices."""
+        """Return phi as a map of (B, D) matrices."""
         return PackedMap(phi, self)
 
     def _matching_leaves(self, tree: Tree) -> list[Tensor]:
@@ -162,7 +162,7 @@ class Packing:
         return leaves
 
     def _matches(self, leaves: list[Any]) -> bool:
-        """Whether these are tensors of the shapes of z0."""
+        """Tell whether these are tensors of the shapes of z0."""
         if not all(isinstance(leaf, Tensor) for leaf in leaves):
             return False
         if not torch.compiler.is_compiling():
@@ -199,12 +199,12 @@ class PackedMap:
 
 
 def _real_dtype(leaf: Tensor) -> torch.dtype:
-    """That of the leaf, or of the parts of its complex numbers."""
+    """Return the dtype of the leaf, or of the parts of its complex numbers."""
     return leaf.real.dtype if leaf.is_complex() else leaf.dtype
 
 
 def _as_complex(part: Tensor) -> Tensor:
-    """Pairs of real and imaginary parts, (B, 2 d), as complex numbers, (B, d)."""
+    """Return pairs of real and imaginary parts, (B, 2 d), as complex numbers, (B, d)."""
     pairs = part.reshape(part.shape[0], -1, 2)
     return torch.complex(pairs[..., 0], pairs[..., 1])
 
@@ -243,7 +243,7 @@ def _check_leaves(leaves: list[Any], batched: bool) -> None:
 
 
 def _described(structure: Any) -> str:
-    """The kind of a tree in words: its containers, with a word for each tensor."""
+    """Return the kind of a tree in words: its containers, with a word for each tensor."""
     if structure == SINGLE:
         return "a tensor"
     return repr(tree_unflatten([_Tensor() for _ in range(structure.num_leaves)], structure))

@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def names_options(function: F) -> F:
-    """The function, which answers an unknown option by the known ones and the nearest.
+    """Return the function, which answers an unknown option by the known ones and the nearest.
 
     A constructor answers by the name of its class.
 
@@ -38,7 +38,7 @@ def names_options(function: F) -> F:
 
 
 def at_least(least: int, **named: int) -> int:
-    """The one named value, an integer >= least."""
+    """Return the one named value, an integer >= least."""
     ((name, value),) = named.items()
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an integer; got {value!r}")
@@ -48,7 +48,7 @@ def at_least(least: int, **named: int) -> int:
 
 
 def boolean(**named: bool) -> bool:
-    """The one named value, True or False: a string, as "False", would count as true."""
+    """Return the one named value, True or False: a string, as "False", would count as true."""
     ((name, value),) = named.items()
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False; got {value!r}")
@@ -56,7 +56,7 @@ def boolean(**named: bool) -> bool:
 
 
 def non_negative(**named: float) -> float:
-    """The one named value, a finite number >= 0."""
+    """Return the one named value, a finite number >= 0."""
     ((name, value),) = named.items()
     if not (_is_finite(name, value) and value >= 0):
         raise ValueError(f"{name} must be a finite number >= 0; got {value}")
@@ -64,7 +64,7 @@ def non_negative(**named: float) -> float:
 
 
 def positive(**named: float) -> float:
-    """The one named value, a finite number > 0."""
+    """Return the one named value, a finite number > 0."""
     ((name, value),) = named.items()
     if not (_is_finite(name, value) and value > 0):
         raise ValueError(f"{name} must be a finite number > 0; got {value}")

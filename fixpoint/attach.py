@@ -105,7 +105,7 @@ def _attach(
 
 
 def _ready(backward: Backward | None, size: int, dtype: torch.dtype) -> Backward:
-    """The backward with a linear solver: that of a solve is not known here."""
+    """Return the backward with a linear solver: that of a solve is not known here."""
     if backward is None:
         backward = Implicit(failed="keep")
     if not isinstance(backward, Implicit) or backward.solver is not None:

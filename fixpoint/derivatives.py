@@ -29,15 +29,15 @@ class Linearization:
         self._reverse: tuple[Tensor, Tensor] | None = None
 
     def jacobian(self) -> Tensor:
-        """J, (B, D, D)."""
+        """Return J, (B, D, D)."""
         return batch_vjp_of_units(self.fz, self.z)
 
     def vjp(self, u: Tensor) -> Tensor:
-        """J^T u, (B, D)."""
+        """Return J^T u, (B, D)."""
         return _gradient(self.fz, self.z, u)
 
     def jvp(self, v: Tensor) -> Tensor:
-        """J v, (B, D): J^T u is linear in u, and J v its derivative.
+        """Return J v, (B, D): J^T u is linear in u, and J v its derivative.
 
         Two reverse passes, for which far more operations have a rule than for forward mode, and
         which threads do not share as they do the levels of forward mode.
@@ -68,7 +68,7 @@ class Derivatives:
         self._last: tuple[Tensor, Linearization] | None = None
 
     def evaluate(self, z: Tensor) -> Tensor:
-        """phi(z), (B, D), for a solver that will ask for J at this very tensor z.
+        """Return phi(z), (B, D), for a solver that will ask for J at this very tensor z.
 
         Where the evaluation is itself differentiated it is phi(z) and nothing is kept.
         """
@@ -82,7 +82,7 @@ class Derivatives:
         return linearization.fz.detach()
 
     def jacobian(self, z: Tensor) -> Tensor:
-        """J of each sample, (B, D, D).
+        """Return J of each sample, (B, D, D).
 
         Raises:
             RuntimeError: J takes more memory than there is, or too many backward passes.
@@ -95,7 +95,7 @@ class Derivatives:
             return self._linearization(z).jacobian()
 
     def jvp(self, z: Tensor, v: Tensor) -> Tensor:
-        """J v of each sample, (B, D); products at one z share one evaluation of phi."""
+        """Return J v of each sample, (B, D); products at one z share one evaluation of phi."""
         self.products += 1
         return self._linearization(z).jvp(v)
 
@@ -136,7 +136,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def _physical_memory() -> float:
-    """Bytes of this machine, inf where it does not tell."""
+    """Return bytes of this machine, inf where it does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -144,7 +144,7 @@ def _physical_memory() -> float:
 
 
 def linearize(phi: MatrixMap, z: Tensor) -> Linearization:
-    """One evaluation of phi at z, (B, D), from which its products follow."""
+    """Return one evaluation of phi at z, (B, D), from which its products follow."""
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         # The other kernels of attention have no second derivative.
         z = z.detach().requires_grad_()
@@ -162,7 +162,8 @@ def _gradient(out: Tensor, z: Tensor, u: Tensor, *, create_graph: bool = False) 
 
 
 def batch_jacobian(phi: MatrixMap, z: Tensor) -> Tensor:
-    """J = d phi / d z of each sample, (B, D, D), for z, (B, D); differentiable under grad mode.
+    """Return J = d phi / d z of each sample, (B, D, D), for z, (B, D); differentiable under grad
+    mode.
 
     D vector-Jacobian products in one batched backward pass, or as many Jacobian-vector products
     inside a torch.func transform; rows of phi must be independent.
@@ -180,7 +181,7 @@ def batch_jacobian(phi: MatrixMap, z: Tensor) -> Tensor:
 
 
 def batch_vjp_of_units(fz: Tensor, z: Tensor, *, create_graph: bool = False) -> Tensor:
-    """J of each sample, (B, D, D), from a graph that leads from z to fz, both (B, D)."""
+    """Return J of each sample, (B, D, D), from a graph that leads from z to fz, both (B, D)."""
     rows, size = z.shape
     zero = z.new_zeros(rows, size, size)
     if not fz.requires_grad or size == 0:
@@ -200,7 +201,7 @@ def batch_vjp_of_units(fz: Tensor, z: Tensor, *, create_graph: bool = False) -> 
 def _vjp(
     fz: Tensor, z: Tensor, u: Tensor, *, batched: bool = False, create_graph: bool = False
 ) -> Tensor | None:
-    """J^T u, or those of several u at once, (n, B, D); None where fz does not depend on z."""
+    """Return J^T u, or that of several u, (n, B, D); None where fz does not depend on z."""
     (found,) = torch.autograd.grad(
         fz,
         z,
@@ -224,6 +225,6 @@ def _no_nan_checks() -> Iterator[None]:
 
 
 def _units(z: Tensor) -> Tensor:
-    """Unit vectors for the rows of z, (B, D): (D, B, D)."""
+    """Return the unit vectors for the rows of z, (B, D): (D, B, D)."""
     rows, size = z.shape
     return torch.eye(size, dtype=z.dtype, device=z.device).unsqueeze(1).expand(size, rows, size)

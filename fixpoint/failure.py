@@ -25,19 +25,19 @@ class ConvergenceWarning(UserWarning):
 
 
 def checked_failed(failed: FailedRows) -> FailedRows:
-    """The value of the option `failed`, if it is one."""
+    """Return the value of the option `failed`, if it is one."""
     if failed not in get_args(FailedRows):
         raise ValueError(unknown_name("failed", failed, get_args(FailedRows)))
     return failed
 
 
 def some_failed(result: Tensor) -> bool:
-    """Whether a sample has failed, in any instance that torch.func.vmap hides."""
+    """Tell whether a sample has failed, in any instance that torch.func.vmap hides."""
     return has_values(result) and bool(has_failed(stored(result)).any())
 
 
 def some_lost(solution: Solution) -> bool:
-    """Whether a sample is NONFINITE; not looked for where no value can be read."""
+    """Tell whether a sample is NONFINITE; not looked for where no value can be read."""
     if is_recorded(solution.result) or not has_values(solution.result):
         return False
     return bool((stored(solution.result) == Result.NONFINITE.value).any())

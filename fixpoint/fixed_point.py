@@ -121,7 +121,7 @@ def _solve(
 
 
 def unpacked(solution: Solution, packing: Packing) -> Solution:
-    """The solution of (B, D) matrices with trees in memory of their own.
+    """Return the solution of (B, D) matrices with trees in memory of their own.
 
     That of a matrix may be z0, or a tensor that phi returned and keeps.
     """
@@ -132,7 +132,7 @@ def unpacked(solution: Solution, packing: Packing) -> Solution:
 
 
 def split_aux(phi: Map, name: str = "phi") -> Map:
-    """The first part of the pair that phi returns, as a map.
+    """Return the first part of the pair that phi returns, as a map.
 
     Raises:
         TypeError: phi returns no pair.
@@ -151,7 +151,7 @@ def split_aux(phi: Map, name: str = "phi") -> Map:
 
 
 def with_aux(solution: Solution, phi: Map) -> Solution:
-    """The solution with the second part of phi(z*)."""
+    """Return the solution with the second part of phi(z*)."""
     return replace(solution, aux=phi(solution.z)[1], evaluations=solution.evaluations + 1)
 
 
@@ -223,7 +223,7 @@ class FixedPoint(nn.Module):
         has_aux: bool = False,
         **options: Unpack[IterativeOptions],
     ) -> Solution:
-        """The differentiable solution; arguments and errors as for `solve`.
+        """Return the differentiable solution; arguments and errors as for `solve`.
 
         `options` of the solver, `max_iter`, `rtol`, ..., hold for this call alone.
         """
@@ -236,7 +236,7 @@ class FixedPoint(nn.Module):
 
     @property
     def compiles(self) -> bool:
-        """Whether torch.compile makes one graph of a solve; else it leaves it out."""
+        """True if torch.compile makes one graph of a solve; else it leaves it out."""
         solver, backward = self.solver, self.backward
         if not backward.compiles(solver):
             return False
@@ -271,7 +271,7 @@ class FixedPoint(nn.Module):
         groups: Tensor | None = None,
         has_aux: bool = False,
     ) -> Solution:
-        """The solution by another solver than that of the layer."""
+        """Return the solution by another solver than that of the layer."""
         packing = Packing(z0, batched=batched, groups=groups, name=self.map_name)
         packed: MatrixMap = packing.wrap(split_aux(phi, self.map_name) if has_aux else phi)
         solution, packed = self._run(solver, packed, packing.start(z0), t)
@@ -283,11 +283,11 @@ class FixedPoint(nn.Module):
     def _run(
         self, solver: Solver, phi: MatrixMap, z: Tensor, t: int | None
     ) -> tuple[Solution, MatrixMap]:
-        """The differentiable solution, and the map whose fixed point it is."""
+        """Return the differentiable solution, and the map whose fixed point it is."""
         return self.backward.solve(solver, phi, z, t), phi
 
     def _after_failures(self, solution: Solution, phi: MatrixMap, packing: Packing) -> Solution:
-        """The solution with the gradient that samples have which did not converge."""
+        """Return the solution with the gradient that samples have which did not converge."""
         if torch.compiler.is_compiling():  # no value can be read, so nothing is said
             return with_failed_rows(solution, phi, self.failed)
         if not some_failed(solution.result):
@@ -303,7 +303,9 @@ class FixedPoint(nn.Module):
 
 
 def _coupling(phi: MatrixMap, solution: Solution) -> str:
-    """Advice where samples failed since they depend on each other: each was solved alone."""
+    """Return the advice where samples failed since they depend on each other: each was solved
+    alone.
+    """
     if solution.coupled or len(solution.z) < 2 or inside_transform():
         return ""
     check = check_rows(phi, solution.z.detach())
@@ -314,7 +316,7 @@ def _coupling(phi: MatrixMap, solution: Solution) -> str:
 
 
 def with_failed_rows(solution: Solution, phi: MatrixMap, failed: FailedRows) -> Solution:
-    """The solution with the gradient of `failed` in the samples that did not converge."""
+    """Return the solution with the gradient of `failed` in the samples that did not converge."""
     if not tracks() or failed == "keep":
         return solution
     rows, z = has_failed(solution.result)[:, None], solution.z

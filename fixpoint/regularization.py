@@ -19,7 +19,7 @@ def jac_reg(
     batched: bool = True,
     groups: Tensor | None = None,
 ) -> Tensor:
-    """||J||_F^2 / D of each sample, (B,), J = d phi / d z: a penalty to add to the loss.
+    """Return ||J||_F^2 / D of each sample, (B,), J = d phi / d z: a penalty to add to the loss.
 
     Training makes equilibria ever harder to find; a small weight on this penalty at z* keeps
     the solver's iterations down. Estimated by mean_i ||J^T v_i||^2 / D, whose expectation over
@@ -78,7 +78,7 @@ def jac_reg(
 
 
 def _vjp(fz: Tensor, z: Tensor, v: Tensor, *, keep: bool, tracking: bool) -> Tensor | None:
-    """J^T v of each sample, (B, D); None where fz does not depend on z."""
+    """Return J^T v of each sample, (B, D); None where fz does not depend on z."""
     if not fz.requires_grad:
         return None
     return torch.autograd.grad(
@@ -87,7 +87,7 @@ def _vjp(fz: Tensor, z: Tensor, v: Tensor, *, keep: bool, tracking: bool) -> Ten
 
 
 def _squares(x: Tensor) -> Tensor:
-    """Sum of squares of each row, (B,), in float32 at least."""
+    """Return the sum of squares of each row, (B,), in float32 at least."""
     return x.to(_sum_dtype(x)).square().sum(1)
 
 

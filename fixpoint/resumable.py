@@ -101,7 +101,7 @@ class ResumableSolve:
         return self.finished
 
     def take(self, rows: Tensor) -> Solution:
-        """The `Solution` of the samples in some slots, as they stand.
+        """Return the `Solution` of the samples in some slots, as they stand.
 
         Args:
             rows: slots, numbers (n,), or (B,) bool.
@@ -154,17 +154,17 @@ class _FixedForm:
         return getattr(self.solver, name)
 
     def init(self, z: Tensor, t: int | None) -> None:
-        """There is none before phi(z)."""
+        """Return none: there is no state before phi(z)."""
 
     def replace(self, rows: Tensor, z: Tensor) -> None:
-        """Propose other states, (B, D), for some rows, (B,), at the next update."""
+        """Give other states, (B, D), for some rows, (B,), at the next update."""
         if self.starts is not None:
             before, states = self.starts
             rows, z = rows | before, choose_rows(rows, z, states)
         self.starts = rows, z
 
     def update(self, k: int, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """`update_fixed`, with a new state for rows that have just begun."""
+        """Return `update_fixed`, with a new state for rows that have just begun."""
         if state is None:
             state = self.solver.init_fixed(z, fz)
         elif self.begun is not None:
@@ -197,7 +197,7 @@ def _checked(solver: Solver) -> IterativeSolver:
 
 
 def _put(rows: Tensor, new: Tree, old: Tree) -> Tree:
-    """The tree of (B, ...) tensors with new ones, (n, ...), in some rows."""
+    """Return the tree of (B, ...) tensors with new ones, (n, ...), in some rows."""
 
     leaves, structure = tree_flatten(old)
     given, other = tree_flatten(new)
@@ -212,7 +212,7 @@ def _put(rows: Tensor, new: Tree, old: Tree) -> Tree:
 
 
 def _rows_of(rows: Tensor, new: Any, old: Any) -> Any:
-    """A solver's state, (B, ...) tensors, with some of its rows from another one."""
+    """Return a solver's state, (B, ...) tensors, with some of its rows from another one."""
     (leaves, structure), (others, _) = tree_flatten(new), tree_flatten(old)
     chosen = [
         torch.where(rows.view(-1, *(1,) * (x.dim() - 1)), x, y)

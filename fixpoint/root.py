@@ -132,7 +132,7 @@ class Root(FixedPoint):
         has_aux: bool = False,
         **options: Unpack[IterativeOptions],
     ) -> Solution:
-        """The differentiable solution; arguments and errors as for `solve_root`.
+        """Return the differentiable solution; arguments and errors as for `solve_root`.
 
         `options` of the solver, `max_iter`, `rtol`, ..., hold for this call alone.
         """

@@ -16,7 +16,7 @@ from fixpoint._torch import untraced
 
 
 def guard_rows(lost: Tensor | None, columns: Sequence[int] = ()) -> AbstractContextManager[Any]:
-    """Within the block the rows `lost`, (B,), of each tensor (B, ...) are finite.
+    """Keep the rows `lost`, (B,), of each tensor (B, ...) finite within the block.
 
     A lost row has a zero gradient, but 0 * NaN is NaN, and a weight sums over all rows. So NaN and
     inf in a lost row are replaced by 0, in each operation's arguments and results and in their
@@ -77,7 +77,7 @@ class _RowGuard(TorchFunctionMode):
 
 
 def clean_rows(x: Tensor, lost: Tensor) -> Tensor:
-    """x and its derivatives with 0 for the lost rows that are not finite."""
+    """Return x and its derivatives with 0 for the lost rows that are not finite."""
     if has_torch_function((x,)):
         return handle_torch_function(clean_rows, (x,), x, lost)
     return _CleanRows.apply(x, lost)

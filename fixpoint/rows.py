@@ -32,11 +32,11 @@ class RowCheck(NamedTuple):
 
     @property
     def independent(self) -> bool:
-        """Whether no sample depends on another one, and phi repeats itself."""
+        """True if no sample depends on another one, and phi repeats itself."""
         return self.repeats and not bool(self.coupled.any())
 
     def describe(self) -> str:
-        """The finding and its remedy in a sentence."""
+        """Return the finding and its remedy in a sentence."""
         if not self.repeats:
             return (
                 "phi gives other values when it is evaluated again: freeze what is random in it "
@@ -81,7 +81,7 @@ def check_rows(phi: Map, z: Tree, *, size: float = 0.1) -> RowCheck:
         step = positive(size=size) * _perturbation(start)
 
         def changed(z: Tensor) -> Tensor:
-            """Samples whose phi is another one than at the start, (B,)."""
+            """Return samples whose phi is another one than at the start, (B,)."""
             new = packed(z)
             same = ((new - fz).abs() <= rounding) | (new == fz) | (new.isnan() & fz.isnan())
             return ~same.all(1)
@@ -98,7 +98,7 @@ def check_rows(phi: Map, z: Tree, *, size: float = 0.1) -> RowCheck:
 
 
 def _perturbation(z: Tensor) -> Tensor:
-    """Numbers of the size of z that depend on place, (B, D), the same at each call."""
+    """Return numbers of the size of z that depend on place, (B, D), the same at each call."""
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(z.shape, generator=generator, dtype=torch.float64).to(z)
     size = z.square().mean().sqrt() if z.numel() else z.sum()

@@ -14,7 +14,7 @@ from fixpoint._tree import Map, Packing, Tree
 
 
 class Result(IntEnum):
-    """How the solve of one sample ended; `RESULT_TEXT` says what it means and what to do.
+    """Ending of the solve of one sample; `RESULT_TEXT` says what it means and what to do.
 
     Example:
         >>> import torch
@@ -35,7 +35,7 @@ class Result(IntEnum):
 
 
 class Stall(IntEnum):
-    """Why a sample is STALLED; `STALL_TEXT` says what it means and what to do.
+    """Reason why a sample is STALLED; `STALL_TEXT` says what it means and what to do.
 
     Example:
         >>> import torch
@@ -116,7 +116,7 @@ STALL_TEXT: dict[Stall, str] = {
 
 
 class ConvergenceError(RuntimeError):
-    """Raised by `Solution.check` when a sample has not reached its tolerance."""
+    """Error of `Solution.check` when a sample has not reached its tolerance."""
 
 
 class Trace(NamedTuple):
@@ -138,7 +138,7 @@ class Trace(NamedTuple):
 
 
 class ErrorEstimate(NamedTuple):
-    """How far a state may be from the fixed point, and how fast plain iteration would come there.
+    """Distance of a state from the fixed point, and rate at which plain iteration would come there.
 
     error: estimate of rms(z - z*), (B,); inf where phi is known not to contract.
     rate: factor by which a plain update reduces the residual in the long run, (B,).
@@ -148,7 +148,7 @@ class ErrorEstimate(NamedTuple):
     rate: Tensor
 
     def describe(self) -> str:
-        """What the rates mean for the errors, in a sentence."""
+        """Return what the rates mean for the errors, in a sentence."""
         slow = self.rate >= SLOW
         if not bool(slow.any()):
             return f"no sample has a rate above {SLOW}: errors are of the size of residuals"
@@ -215,7 +215,7 @@ class Solution:
         return f"Solution({self.describe()})"
 
     def describe(self) -> str:
-        """How the samples ended and what it took, in a line."""
+        """Return how the samples ended and what it took, in a line."""
         counts = _counts(self.result, len(Result))
         parts = [
             f"{count} of {self.result.numel()} {_SHORT[code]}"
@@ -232,7 +232,7 @@ class Solution:
 
     @property
     def converged(self) -> Tensor:
-        """Whether each sample met its tolerance, or the test of `stop_when`, (B,) bool."""
+        """True if each sample met its tolerance, or the test of `stop_when`, (B,) bool."""
         return (self.result == Result.CONVERGED.value) | (self.result == Result.ACCEPTED.value)
 
     def error_estimate(
@@ -307,13 +307,13 @@ def _plural(count: int, what: str) -> str:
 
 
 def has_failed(result: Tensor) -> Tensor:
-    """Which samples have a z that does not solve their problem, of the shape of `result`."""
+    """Return which samples have a z that does not solve their problem, of the shape of `result`."""
     failed = (result > Result.FIXED_STEPS.value) & (result != Result.FALLBACK.value)
     return failed & (result != Result.ACCEPTED.value)
 
 
 def describe_failures(result: Tensor, stall: Tensor | None = None) -> str:
-    """Counts and remedies of the samples that did not converge, in one sentence a kind."""
+    """Return counts and remedies of the samples that did not converge, in one sentence a kind."""
     parts = []
     for code in (Result.MAX_ITER, Result.STALLED, Result.NONFINITE, Result.STOPPED):
         if stall is not None and code == Result.STALLED:

@@ -101,7 +101,7 @@ def closure_convert(phi: MatrixMap, z: Tensor, *, lost: Tensor | None = None) ->
 
 
 def closure_convert_in_vmap(phi: MatrixMap, z: Tensor) -> Closure:
-    """The same where torch.func.vmap hides an axis, which no leaf can leave out.
+    """Return the same where torch.func.vmap hides an axis, which no leaf can leave out.
 
     Whatever phi makes by operations that the recorder cannot see looks like a captured tensor; a
     second evaluation tells, as phi then makes another one.
@@ -121,7 +121,9 @@ def closure_convert_in_vmap(phi: MatrixMap, z: Tensor) -> Closure:
 def substitute(
     phi: MatrixMap, z: Tensor, captured: list[Tensor], values: list[Tensor], *given: Tensor
 ) -> Tensor:
-    """phi(z) with other tensors in the place of the captured ones; `given` ones may be there."""
+    """Return phi(z) with other tensors in the place of the captured ones; `given` ones may be
+    there.
+    """
     mode = _Substitution([z, *given], captured, values)
     with mode:
         fz = phi(z)
@@ -132,7 +134,7 @@ def substitute(
 def _substituted(
     phi: MatrixMap, captured: list[Tensor], lost: Tensor | None, autocast: AutocastState
 ) -> PureMap:
-    """phi as a function of z and the captured tensors, evaluated again each time."""
+    """Return phi as a function of z and the captured tensors, evaluated again each time."""
 
     def function(z: Tensor, *values: Tensor) -> Tensor:
         with _autocast(autocast), guard_rows(lost, getattr(phi, "columns", ())):
@@ -162,7 +164,7 @@ class _Primals(TorchFunctionMode):
 
 
 def at_level_zero(run: Callable[[MatrixMap], R], phi: MatrixMap) -> R:
-    """run(phi) outside of all transforms of torch.func, phi without their derivatives.
+    """Return run(phi) outside of all transforms of torch.func, phi without their derivatives.
 
     phi itself is evaluated within them, since it may apply further ones.
     """
@@ -201,7 +203,7 @@ class _Call(NamedTuple):
 
 
 class _Substitution(RecordingMode):
-    """Puts values in the place of captured tensors."""
+    """Mode that puts values in the place of captured tensors."""
 
     def __init__(self, given: list[Tensor], captured: list[Tensor], values: list[Tensor]) -> None:
         super().__init__()
@@ -233,7 +235,7 @@ class _Substitution(RecordingMode):
 
 
 class _Recorder(RecordingMode):
-    """Notes the operations of one evaluation; replaces tensors from outside, if `twins`.
+    """Mode that notes the operations of one evaluation; replaces tensors from outside, if `twins`.
 
     Args:
         z: where phi is evaluated.
@@ -260,7 +262,7 @@ class _Recorder(RecordingMode):
         self.start, self.outer = graph_clock(), transform_level()
 
     def evaluate(self, phi: MatrixMap, lost: Tensor | None = None) -> Tensor:
-        """phi(z), recorded."""
+        """Return phi(z), recorded."""
         with self, guard_rows(lost, getattr(phi, "columns", ())):
             fz = phi(self.z)
         if not fz.is_leaf:
@@ -272,7 +274,7 @@ class _Recorder(RecordingMode):
         return leaf
 
     def holds(self, x: Tensor) -> bool:
-        """Whether x is known: z, captured, or made by a recorded operation."""
+        """Tell whether x is known: z, captured, or made by a recorded operation."""
         return self._place(x) is not None
 
     @untraced  # a compiled phi is recorded operation by operation
@@ -294,7 +296,7 @@ class _Recorder(RecordingMode):
         return out
 
     def replay(self, fz: Tensor) -> PureMap | None:
-        """The recorded evaluation as a function of z and of values for the captured tensors.
+        """Return the recorded evaluation as a function of z and of values for the captured tensors.
 
         None where not all of its operations could be seen.
         """
@@ -332,7 +334,7 @@ class _Recorder(RecordingMode):
         return found[1] if found is not None and found[0]() is x else None
 
     def _slot(self, x: Any) -> Any:
-        """The slot of a tensor; the tensor itself where it is a constant."""
+        """Return the slot of a tensor; the tensor itself where it is a constant."""
         if not isinstance(x, Tensor):
             return x
         place = self._place(x)
@@ -356,7 +358,7 @@ class _Recorder(RecordingMode):
         return place
 
     def _is_made_inside(self, x: Tensor) -> bool:
-        """Whether an operation that cannot be seen has made x from z or from a twin."""
+        """Tell whether an operation that cannot be seen has made x from z or from a twin."""
         if is_functorch_wrapped_tensor(x):
             inside = wrapper_level(x) > self.outer
             self.nested = self.nested or inside
@@ -387,7 +389,7 @@ class _Recorder(RecordingMode):
 
 
 class OuterTensors(TorchDispatchMode):
-    """Collects tensors that ask for gradients and come from outside, by identity."""
+    """Collector of tensors that ask for gradients and come from outside, by identity."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -424,7 +426,7 @@ class OuterTensors(TorchDispatchMode):
 
 @contextmanager
 def stop_gradient_at(tensors: list[Tensor], root: Tensor) -> Iterator[None]:
-    """Within the block a gradient of `root` that reaches one of the tensors goes no further.
+    """Stop within the block a gradient of `root` that reaches one of the tensors.
 
     So derivatives with respect to them are partial, though one may depend on another. Backward
     passes of other threads through the same tensors are left alone.
@@ -447,7 +449,7 @@ def stop_gradient_at(tensors: list[Tensor], root: Tensor) -> Iterator[None]:
 
 
 def autocast_state(z: Tensor) -> AutocastState:
-    """That of the device of z."""
+    """Return the autocast state of the device of z."""
     kind = z.device.type
     return AutocastState(kind, torch.get_autocast_dtype(kind) if _is_lowered(kind) else None)
 
@@ -458,7 +460,7 @@ def _is_lowered(kind: str) -> bool:
 
 @contextmanager
 def _autocast(state: AutocastState) -> Iterator[None]:
-    """That state, for the operations of the block."""
+    """Set that autocast state for the operations of the block."""
     kind, dtype = state
     if dtype == (torch.get_autocast_dtype(kind) if _is_lowered(kind) else None):
         yield
@@ -469,14 +471,14 @@ def _autocast(state: AutocastState) -> Iterator[None]:
 
 
 def _is_transformed(x: Tensor) -> bool:
-    """Whether x belongs to a transform of torch.func or carries a tangent."""
+    """Tell whether x belongs to a transform of torch.func or carries a tangent."""
     if is_functorch_wrapped_tensor(x):
         return True
     return inside_forward_mode() and forward_ad.unpack_dual(x).tangent is not None
 
 
 def is_differentiable(x: Tensor) -> bool:
-    """Whether the numbers of x have derivatives."""
+    """Tell whether the numbers of x have derivatives."""
     return x.is_floating_point() or x.is_complex()
 
 
@@ -501,7 +503,7 @@ def _bind(result: Any, out: Any, found: dict[int, Tensor]) -> None:
 
 
 def other_leaves(fz: Tensor, known: list[Tensor]) -> list[Tensor]:
-    """Leaves that the graph of fz leads to other than through the known tensors."""
+    """Return leaves that the graph of fz leads to other than through the known tensors."""
     own = {id(x) for x in known}
     edges = {torch.autograd.graph.get_gradient_edge(x)[:2] for x in known if x.grad_fn is not None}
     found = {id(leaf): leaf for leaf in _leaves(fz, edges) if id(leaf) not in own}
@@ -509,7 +511,7 @@ def other_leaves(fz: Tensor, known: list[Tensor]) -> list[Tensor]:
 
 
 def _leaves(x: Tensor, edges: Container[Any] = ()) -> Iterator[Tensor]:
-    """The leaves that the graph of x leads to, other than through these edges."""
+    """Yield the leaves that the graph of x leads to, other than through these edges."""
     visited, waiting = set(), [(x.grad_fn, x.output_nr)]
     while waiting:
         node, number = waiting.pop()

@@ -7,7 +7,7 @@ import tokenize
 from pathlib import Path
 
 import pytest
-from support.verbs import begins_with_verb
+from support.verbs import begins_with_verb, is_predicate
 
 ROOT = Path(__file__).parent.parent
 
@@ -82,7 +82,7 @@ DOCS_ONLY = {
     "what comes of": "the result of",
     "why not is said": "says why not",
 }
-"""The same for the documentation and the packages of `CLEAN`."""
+"""The same for the documentation and the first lines of docstrings."""
 
 _GAP = (
     r"""(?:[\s"'#]+f?["']?)"""  # between two words: also the end of a line of a comment or string
@@ -133,8 +133,8 @@ def relative(path):
 
 
 CODE = files("fixpoint", "examples", "scripts", "benchmarks")
-CLEAN = files("fixpoint/analysis", "examples", "docs/_ext")
-"""Files whose docstrings are checked for their first lines, too."""
+DOCUMENTED = files("fixpoint", "examples", "docs/_ext")
+"""Files whose docstrings are checked for their first lines."""
 DOCS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 TESTS = [path for path in files("tests") if path != Path(__file__)]
 
@@ -150,8 +150,11 @@ def test_code_uses_the_terms_of_the_field():
 def test_docs_use_the_terms_of_the_field():
     phrases = PROSE | DOCS_ONLY
     wrong = {
-        relative(path): wrong_phrases(path.read_text(encoding="utf-8"), phrases)
-        for path in [*DOCS, *CLEAN]
+        relative(path): wrong_phrases(path.read_text(encoding="utf-8"), phrases) for path in DOCS
+    }
+    wrong |= {
+        relative(path): wrong_phrases(first_lines(path.read_text(encoding="utf-8")), DOCS_ONLY)
+        for path in DOCUMENTED
     }
     assert [item for item in wrong.items() if item[1]] == []
 
@@ -164,7 +167,9 @@ def test_names_in_tests_use_the_terms_of_the_field():
     assert [item for item in wrong.items() if item[1]] == []
 
 
-RELATIVE = re.compile(r"^(?:What|Whether|Which|Why|How|Where|That|Those|Of) ")
+RELATIVE = re.compile(
+    r"^(?:What|Whether|Which|Why|How|Where|When|That|Those|Of|On|With|Through|Raised)\b"
+)
 
 
 def docstrings(source):
@@ -172,6 +177,10 @@ def docstrings(source):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
             yield node, ast.get_docstring(node).splitlines()[0]
+
+
+def first_lines(source):
+    return "\n".join(line for _, line in docstrings(source))
 
 
 def is_property(node):
@@ -184,7 +193,7 @@ def wrong_first_lines(source):
     wrong = []
     for node, line in docstrings(source):
         if isinstance(node, ast.ClassDef) or is_property(node):
-            if RELATIVE.match(line):
+            if RELATIVE.match(line) or (isinstance(node, ast.ClassDef) and is_predicate(line)):
                 wrong.append(f"line {node.lineno}: {line!r} (name the thing by a noun)")
         elif not begins_with_verb(line):
             wrong.append(f"line {node.lineno}: {line!r} (begin with a verb)")
@@ -192,7 +201,9 @@ def wrong_first_lines(source):
 
 
 def test_first_lines_say_what_a_function_does_and_what_a_class_is():
-    wrong = {relative(path): wrong_first_lines(path.read_text(encoding="utf-8")) for path in CLEAN}
+    wrong = {
+        relative(path): wrong_first_lines(path.read_text(encoding="utf-8")) for path in DOCUMENTED
+    }
     assert [item for item in wrong.items() if item[1]] == []
 
 
@@ -205,6 +216,8 @@ def test_first_lines_say_what_a_function_does_and_what_a_class_is():
         ('@property\ndef f():\n    """The sum."""', 0),
         ('class A:\n    """What f found."""', 1),
         ('class A:\n    """Findings of f."""', 0),
+        ('class A:\n    """Collects findings."""', 1),
+        ('class A:\n    """Collect findings."""', 1),
     ],
 )
 def test_first_lines_are_judged(source, count):

@@ -96,7 +96,7 @@ def _constants() -> dict[str, str]:
 
 
 class Links(SphinxPostTransform):
-    """Links from code in the text to the entries of the names in it."""
+    """Links of code in the text to the entries of the names in it."""
 
     default_priority = 6  # before references are resolved
 

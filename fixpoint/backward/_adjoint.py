@@ -36,7 +36,7 @@ NONE: tuple[Preconditioner | None, Preconditioner | None] = (None, None)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdjointSolve:
-    """How the linear problems of the derivatives are solved.
+    """Solver of the linear problems of the derivatives.
 
     solver: of x = A x + b.
     finish: takes each `Solution` and says whether a sample failed.
@@ -52,7 +52,9 @@ class AdjointSolve:
     start: Callable[[Tensor], Tensor] | None = None
 
     def solver_at(self, z: Tensor | None, *, transposed: bool) -> Solver:
-        """The solver with its preconditioner at z, which an adjoint iterate would not tell it."""
+        """Return the solver with its preconditioner at z, which an adjoint iterate would not tell
+        it.
+        """
         if getattr(self.solver, "preconditioner", None) is None and self.preconditioners == NONE:
             return self.solver
         given = self.preconditioners[transposed]
@@ -90,7 +92,7 @@ class Problem:
         return None if self.graph is None else self.graph[0]
 
     def solve(self, z0: Tensor, captured: Sequence[Tensor]) -> Solution:
-        """The solution for these tensors, started at z0."""
+        """Return the solution for these tensors, started at z0."""
         solution = self.solution
         if solution is None:
             solution = self.solver.run(lambda z: self.function(z, *captured), z0, self.t)
@@ -99,7 +101,7 @@ class Problem:
         return solution
 
     def of_instances(self, size: int, in_dims: Sequence[int | None]) -> Problem:
-        """The problem of `size` of its instances at once, as so many more rows."""
+        """Return the problem of `size` of its instances at once, as so many more rows."""
         return dataclasses.replace(
             self,
             function=_of_instances(self.function, size, in_dims),
@@ -173,12 +175,12 @@ class LinearProblem(Problem):
 
 
 def _of_any_rows(adjoint: AdjointSolve) -> AdjointSolve:
-    """Without what depends on the samples that were solved."""
+    """Drop what depends on the samples that were solved."""
     return dataclasses.replace(adjoint, preconditioners=NONE, start=None)
 
 
 def linear_problem(problem: Problem, of: PureMap, *, transposed: bool) -> LinearProblem:
-    """The linear problem of a derivative of a problem whose map is `of`."""
+    """Return the linear problem of a derivative of a problem whose map is `of`."""
 
     def function(x: Tensor, b: Tensor, z: Tensor, *captured: Tensor) -> Tensor:
         def at(z: Tensor) -> Tensor:
@@ -208,7 +210,7 @@ def linear_problem(problem: Problem, of: PureMap, *, transposed: bool) -> Linear
 
 
 def implicit_function(problem: Problem, z0: Tensor, *captured: Tensor) -> tuple[Tensor, ...]:
-    """z, iterations, result and, where measured, the residual; one operation for a closure."""
+    """Return z, iterations, result and, where measured, the residual, as one operation."""
     tensors = (z0, *captured)
     if has_torch_function(tensors):
         return handle_torch_function(implicit_function, tensors, problem, z0, *captured)
@@ -297,7 +299,7 @@ def _of_instances(function: PureMap, size: int, in_dims: Sequence[int | None]) -
 
 
 def _solve_linear(linear: LinearProblem, z: Tensor, captured: list[Tensor], b: Tensor) -> Tensor:
-    """x of each sample, (B, D), or what one contributes whose solve fails."""
+    """Return x of each sample, (B, D), or what one contributes whose solve fails."""
     x, _, result, *_ = implicit_function(linear, b, b, z, *captured)
     if linear.adjoint.failed == "keep" or not linear.some_failed:
         return x
@@ -307,7 +309,7 @@ def _solve_linear(linear: LinearProblem, z: Tensor, captured: list[Tensor], b: T
 
 
 def _of_some(function: PureMap, z: Tensor, captured: list[Tensor], places: list[int]) -> PureMap:
-    """f as a function of those captured tensors alone."""
+    """Return f as a function of those captured tensors alone."""
 
     def of_some(*values: Tensor) -> Tensor:
         full = list(captured)
@@ -321,7 +323,7 @@ def _of_some(function: PureMap, z: Tensor, captured: list[Tensor], places: list[
 def _gradients(
     problem: Problem, z: Tensor, captured: list[Tensor], g: Tensor
 ) -> Sequence[Tensor | None]:
-    """Gradients of the captured tensors, differentiable in any way."""
+    """Return gradients of the captured tensors, differentiable in any way."""
     linear = linear_problem(problem, problem.function, transposed=True)
     u = _solve_linear(linear, z, captured, g)
     if problem.graph is not None and not (torch.is_grad_enabled() or inside_transform()):
@@ -338,7 +340,7 @@ def _gradients(
 def _gradients_by_graph(
     linearization: Linearization, leaves: list[Tensor], u: Tensor, opaque: int
 ) -> Sequence[Tensor | None]:
-    """J^T u for the tensors that the leaves stand for, from the graph of the solution."""
+    """Return J^T u for the tensors that the leaves stand for, from the graph of the solution."""
     places = [i for i, x in enumerate(leaves) if x.requires_grad]
     fz = linearization.fz
     if not (fz.requires_grad and places):
@@ -354,7 +356,7 @@ def _gradients_by_graph(
 def _gradients_of_instances(
     problem: Problem, z: Tensor, lost: Tensor, captured: list[Tensor], g: Tensor
 ) -> list[Tensor | None]:
-    """The gradients for each of several g, (N, B, D)."""
+    """Return the gradients for each of several g, (N, B, D)."""
     places = [i for i, x in enumerate(captured) if is_differentiable(x)]
 
     def gradients(g: Tensor) -> list[Tensor]:
@@ -374,7 +376,7 @@ def pullback(
     opaque: int = 0,
     constant: Tensor | None = None,
 ) -> Sequence[Tensor | None]:
-    """The vector-Jacobian products J^T u of function(*primals), differentiable in any way.
+    """Return the vector-Jacobian products J^T u of function(*primals), differentiable in any way.
 
     The last `opaque` of the primals are tensors that the function reaches by itself; they are not
     followed through the other primals, nor through the constant, and not through each other.
@@ -403,7 +405,7 @@ def pullback(
 
 
 def push(function: PureMap, primals: list[Tensor], tangents: list[Tensor]) -> Tensor:
-    """The Jacobian-vector product J v: the derivative of J^T u, which is linear in u."""
+    """Return the Jacobian-vector product J v: the derivative of J^T u, which is linear in u."""
 
     def along(u: Tensor) -> Tensor:
         found = torch.func.grad(
@@ -420,5 +422,5 @@ def _view(x: Tensor) -> Tensor:
 
 
 def _inner_product(x: Tensor, v: Tensor) -> Tensor:
-    """Of the real and imaginary parts, where they are complex."""
+    """Multiply real and imaginary parts, where they are complex."""
     return (x.conj() * v).sum().real if x.is_complex() else (x * v).sum()

@@ -17,7 +17,7 @@ NO_GRAPH = "does not require grad"
 
 
 def solve_without_gradient(run: Callable[[MatrixMap], Solution], phi: MatrixMap) -> Solution:
-    """run(phi) without gradient, save for the first evaluation of phi.
+    """Return run(phi) without gradient, save for the first evaluation of phi.
 
     What phi makes once and keeps, such as a weight of `parametrize.cached()`, is made there and
     must have its graph. A phi that differentiates by torch.autograd itself is evaluated under

@@ -17,13 +17,13 @@ class Operator(Protocol):
     """A linear map of (B, D) matrices; see `fixpoint.derivatives.Linearization`."""
 
     def jvp(self, v: Tensor) -> Tensor:
-        """A v, (B, D)."""
+        """Return a v, (B, D)."""
 
     def vjp(self, u: Tensor) -> Tensor:
-        """A^T u, (B, D)."""
+        """Return a^T u, (B, D)."""
 
     def jacobian(self) -> Tensor:
-        """A of each sample, (B, D, D)."""
+        """Return a of each sample, (B, D, D)."""
 
 
 class Transposed:
@@ -107,7 +107,7 @@ class LinearDerivatives(Derivatives):
 
 
 def row_scale(b: Tensor) -> Tensor:
-    """max |b| of each row, (B, 1), and for a row of zeros that of the largest row.
+    """Return max |b| of each row, (B, 1), and for a row of zeros that of the largest row.
 
     Divided by it neither tiny nor huge right sides leave the range of the dtype.
     """
@@ -119,14 +119,14 @@ def row_scale(b: Tensor) -> Tensor:
 
 
 def couples_rows(operator: Operator, like: Tensor) -> bool:
-    """Whether a row of A x depends on other rows of x, by one product."""
+    """Tell whether a row of A x depends on other rows of x, by one product."""
     odd = torch.arange(len(like), device=like.device)[:, None] % 2 == 1
     image = operator.jvp(torch.where(odd, 1.0, torch.zeros_like(like)))
     return bool(torch.where(odd, 0.0, image).any())
 
 
 def solve_as_one(solver: Solver, operator: Operator, b: Tensor, rows: Solution) -> Solution:
-    """The solution of x = A x + b with all rows as one state, where that converges.
+    """Return the solution of x = A x + b with all rows as one state, where that converges.
 
     Args:
         rows: the attempt by rows, which is returned elsewhere.

@@ -46,7 +46,7 @@ def check_repetition(
 def _residual_and_bound(
     solver: Solver, z: Tensor, fz: Tensor, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor]:
-    """Norm of phi(z) - z of each sample, (B,), and the largest that passes.
+    """Return the norm of phi(z) - z of each sample, (B,), and the largest that passes.
 
     Where the state is a tree these are of the whole state, whose residual is within this bound if
     those of its leaves are.

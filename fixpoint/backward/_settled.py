@@ -20,7 +20,8 @@ from fixpoint.solvers.loop.eager import Problem, settle
 def run_until_settled(
     solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None, track_from: int = 0
 ) -> Solution:
-    """A fixed number of updates; samples at their solution keep it and its implicit gradient.
+    """Return a fixed number of updates; samples at their solution keep it and its implicit
+    gradient.
 
     Where |phi(z) - z| / |phi(z)| = r, differences of iterates have a relative error of eps / r, and
     so has the gradient of updates made from them; the implicit gradient has one of r. So a sample
@@ -41,7 +42,7 @@ def run_until_settled(
 def with_gradient_of_warm_starts(
     solution: Solution, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None
 ) -> Solution:
-    """The solution with the implicit gradient of the samples that needed no update."""
+    """Return the solution with the implicit gradient of the samples that needed no update."""
     warm = (solution.iterations == 0) & solution.converged
     if not torch.is_grad_enabled() or (len(warm) > 0 and not bool(warm.any())):
         return solution
@@ -51,7 +52,7 @@ def with_gradient_of_warm_starts(
 
 
 def implicitly(solver: Solver, phi: MatrixMap, z: Tensor, t: int | None) -> Tensor:
-    """z as the solution that it is, with the gradient of the implicit function theorem."""
+    """Return z as the solution that it is, with the gradient of the implicit function theorem."""
     rtol = solver.rtol or solver.atol or 100 * torch.finfo(z.dtype).eps
     adjoint: Solver = Anderson(max_iter=100, rtol=rtol, atol=0.0)
     if isinstance(solver, (Broyden, Newton)):

@@ -17,7 +17,7 @@ from fixpoint.tracing import closure_convert_in_vmap
 
 
 def run_without_gradient(solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
-    """The solution without gradient, of all instances that torch.func.vmap hides."""
+    """Return the solution without gradient, of all instances that torch.func.vmap hides."""
     if solver.has_tolerance and not torch.compiler.is_compiling() and transform_level():
         with unrecorded(), no_gradients():
             if inside_vmap(z0) or inside_vmap(phi(z0)):
@@ -29,7 +29,7 @@ def run_without_gradient(solver: Solver, phi: MatrixMap, z0: Tensor, t: int | No
 def solve_in_vmap(
     solver: Solver, adjoint: AdjointSolve, phi: MatrixMap, z0: Tensor, t: int | None
 ) -> Solution:
-    """All instances as rows of one solve, differentiable where gradients are."""
+    """Return all instances as rows of one solve, differentiable where gradients are."""
     if groups_of(getattr(phi, "columns", ())) is not None:
         raise ValueError(
             "torch.func.vmap makes its axis the batch axis, and groups are samples of their own: "

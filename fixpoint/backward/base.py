@@ -44,11 +44,11 @@ class Backward(nn.Module):
         """Refuse, with the remedy, a solver that this backward cannot serve."""
 
     def compiles(self, solver: Solver) -> bool:
-        """Whether torch.compile makes one graph of such a solve; else it leaves it out."""
+        """Tell whether torch.compile makes one graph of such a solve; else it leaves it out."""
         return solver.compiles
 
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
-        """The solution with a differentiable z."""
+        """Return the solution with a differentiable z."""
         raise NotImplementedError
 
 
@@ -75,7 +75,7 @@ def solve_then_track(
     *,
     last: bool = False,
 ) -> Solution:
-    """The solution with the gradient of `count` first updates made from it.
+    """Return the solution with the gradient of `count` first updates made from it.
 
     Its value is unchanged, or with `last` the state after them, in evaluation too.
     """
@@ -100,12 +100,12 @@ def solve_then_track(
 
 
 def tracks() -> bool:
-    """Whether derivatives are computed, in reverse or forward mode."""
+    """Tell whether derivatives are computed, in reverse or forward mode."""
     return torch.is_grad_enabled() or inside_forward_mode()
 
 
 def guarded_map(phi: MatrixMap, lost: Tensor) -> MatrixMap:
-    """phi, in which what is not finite in the lost samples, (B,), touches no other one."""
+    """Return phi, in which what is not finite in the lost samples, (B,), touches no other one."""
 
     def guarded(z: Tensor) -> Tensor:
         with guard_rows(lost, columns):
@@ -116,7 +116,7 @@ def guarded_map(phi: MatrixMap, lost: Tensor) -> MatrixMap:
 
 
 def with_gradient_of(value: Tensor, other: Tensor) -> Tensor:
-    """The value, with the derivatives of another tensor, in reverse and forward mode."""
+    """Return the value, with the derivatives of another tensor, in reverse and forward mode."""
     if torch.compiler.is_compiling():
         return value.detach() + (other - other.detach())
     if has_torch_function((value, other)):

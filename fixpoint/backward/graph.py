@@ -31,7 +31,7 @@ class AdjointInGraph(NamedTuple):
 
 
 def adjoint_in_graph(given: Solver | None, solver: Solver, dtype: torch.dtype) -> AdjointInGraph:
-    """The adjoint solve by a given solver, or by default by that of the problem."""
+    """Return the adjoint solve by a given solver, or by default by that of the problem."""
     if given is not None:
         return AdjointInGraph(cast(IterativeSolver, given), given.tolerance)
     if not solver.has_tolerance:
@@ -49,7 +49,7 @@ def solve_implicitly_in_graph(
     *,
     keep_failed: bool = False,
 ) -> Solution:
-    """The solution, with the gradient of the implicit function theorem.
+    """Return the solution, with the gradient of the implicit function theorem.
 
     Args:
         adjoint: solves u = J^T u + g for each sample.

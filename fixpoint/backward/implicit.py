@@ -176,7 +176,7 @@ class Implicit(Backward):
     def _run(
         self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None
     ) -> tuple[Solution, Factored | None]:
-        """The solution, and the solver's last state where the adjoint uses its factors."""
+        """Return the solution, and the solver's last state where the adjoint uses its factors."""
         states: list[Factored | None] = [None]
 
         def run(phi: MatrixMap) -> Solution:
@@ -194,7 +194,9 @@ class Implicit(Backward):
     def _solve_in_transform(
         self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None
     ) -> Solution:
-        """The same where torch.func or forward mode differentiates: one operation for them all."""
+        """Return the same where torch.func or forward mode differentiates: one operation for them
+        all.
+        """
         with unrecorded():
             fz = phi(z0)  # what phi makes once and keeps has its derivatives
             if transform_level() and (inside_vmap(z0) or inside_vmap(fz)):
@@ -228,7 +230,7 @@ class Implicit(Backward):
         )
 
     def _adjoint_by_factors(self, solver: Solver, last: NewtonState) -> AdjointSolve:
-        """By GMRES with the factors of the last Jacobian, which is that of a state near z*."""
+        """Solve by GMRES with the factors of the last Jacobian, that of a state near z*."""
         factors, pivots = last.transposed_factors()
 
         def precondition(_: Tensor, v: Tensor) -> Tensor:
@@ -264,7 +266,7 @@ def _has_factors(solver: Solver) -> bool:
 def _closure_at(
     solution: Solution, solver: Solver, phi: MatrixMap, z0: Tensor
 ) -> tuple[Closure, Tensor]:
-    """phi evaluated at the solution, and the leaf that stands for it there."""
+    """Return phi evaluated at the solution, and the leaf that stands for it there."""
     measured = solver.has_tolerance or solution.trace is not None
     lost = has_failed(solution.result) if measured and some_failed(solution.result) else None
     with level_zero():

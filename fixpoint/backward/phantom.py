@@ -19,7 +19,7 @@ PhantomValue = Literal["equilibrium", "last"]
 
 
 class Phantom(Backward):
-    """Through a few damped updates z <- z + beta (phi(z) - z) made from z*: a cheap gradient.
+    """Gradient through a few damped updates z <- z + beta (phi(z) - z) made from z*, a cheap one.
 
     It is the Neumann series of (I - J)^-1 cut after `steps` terms; steps = 1 is Jacobian-free
     backpropagation. Biased, unless J is small; choose it where a descent direction is enough.

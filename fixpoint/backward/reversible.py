@@ -115,7 +115,7 @@ class _Steps(NamedTuple):
     opaque: int
 
     def step(self, k: int, z: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-        """State k + 1 from state k, (B, D)."""
+        """Return the state k + 1 from state k, (B, D)."""
         count = len(inputs) - self.opaque - len(self.learned)
         learned = list(inputs[count : count + len(self.learned)])
         fz = self.function(z, *inputs[:count])
@@ -138,7 +138,7 @@ class _Reversal:
         self.ways, self.count, self.slots, self.last = ways, count, slots, last.detach()
 
     def gradients(self, z0: Tensor, inputs: list[Tensor], g: Tensor) -> Sequence[Tensor | None]:
-        """The gradients of z0 and of the captured tensors."""
+        """Return the gradients of z0 and of the captured tensors."""
         for steps in self.ways:
             try:
                 if torch.is_grad_enabled():
@@ -154,7 +154,7 @@ class _Reversal:
     def _unrolled(
         self, steps: _Steps, z0: Tensor, inputs: list[Tensor], g: Tensor
     ) -> Sequence[Tensor | None]:
-        """The same as a function of all of them, to be differentiated again."""
+        """Return the same as a function of all of them, to be differentiated again."""
 
         def last(z: Tensor, *inputs: Tensor) -> Tensor:
             for k in range(self.count):
@@ -174,7 +174,7 @@ class _Reversal:
 
 
 class _OtherStates(Exception):
-    """Updates that are repeated lead elsewhere."""
+    """Error of repeated updates that lead elsewhere."""
 
 
 class _Walk:
@@ -189,12 +189,12 @@ class _Walk:
         self.total: list[Tensor | None] = [None] * len(inputs)
 
     def back(self, z0: Tensor, g: Tensor) -> list[Tensor | None]:
-        """The gradients of z0 and of the captured tensors."""
+        """Return the gradients of z0 and of the captured tensors."""
         reversal = self.reversal
         return [self._reverse(0, reversal.count, z0.detach(), reversal.slots, g), *self.total]
 
     def _reverse(self, first: int, last: int, z: Tensor, slots: int, g: Tensor) -> Tensor:
-        """From the gradient of state `last` to that of state `first`, which is z."""
+        """Carry the gradient of state `last` back to state `first`, which is z."""
         while last - first > 1:
             middle = last - 1 if slots == 0 else first + _split(last - first, slots)
             at = z
@@ -205,7 +205,7 @@ class _Walk:
         return self._back(first, z, g)
 
     def _forward(self, k: int, z: Tensor) -> Tensor:
-        """One update, without gradient, save for a phi that differentiates itself."""
+        """Return one update, without gradient, save for a phi that differentiates itself."""
         inputs = [*self.twins, *self.opaque]
         try:
             with torch.no_grad():
@@ -217,7 +217,7 @@ class _Walk:
             return self.steps.step(k, z.detach().requires_grad_(), inputs).detach()
 
     def _back(self, k: int, z: Tensor, g: Tensor) -> Tensor:
-        """Through one update."""
+        """Carry a gradient back through one update."""
         inputs = [z.detach().requires_grad_(), *self.twins, *self.opaque]
         with torch.enable_grad():
             out = self.steps.step(k, inputs[0], inputs[1:])
@@ -257,7 +257,9 @@ class _ReversedUpdates(torch.autograd.Function):
 
 
 def _split(count: int, slots: int) -> int:
-    """Where to store a state in `count` updates, so that each is repeated as seldom as possible."""
+    """Find where to store a state in `count` updates, so that each is repeated as seldom as
+    possible.
+    """
     repeats = 1
     while comb(slots + repeats, slots) < count:
         repeats += 1

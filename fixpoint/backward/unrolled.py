@@ -55,7 +55,9 @@ class Unrolled(Backward):
         self.last = last if last is None else at_least(1, last=last)
 
     def compiles(self, solver: Solver) -> bool:
-        """Whether torch.compile makes one graph of it; the loop to a tolerance has no gradient."""
+        """Tell whether torch.compile makes one graph of it; the loop to a tolerance has no
+        gradient.
+        """
         return solver.compiles and (self.last is not None or not solver.has_tolerance)
 
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:

@@ -8,7 +8,7 @@ from fixpoint.cli.signals import exit_on_signals
 
 
 def main() -> None:
-    """Entry point of the command `fixpoint`."""
+    """Run the command `fixpoint`."""
     exit_on_signals()
     try:
         from fixpoint.cli.app import app

@@ -37,7 +37,7 @@ _UsageError: Any = typer.BadParameter.__base__
 
 
 class _Commands(NamedCommands):
-    """Imports a command when it is chosen, and reports a wrong command line in one line."""
+    """Group that imports a command when it is chosen, and reports a wrong command in one line."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:
@@ -57,7 +57,7 @@ class _Commands(NamedCommands):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What the help shows of a command, without importing it."""
+        """Return what the help shows of a command, without importing it."""
         if cmd_name not in COMMANDS:
             return None
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name])
@@ -75,7 +75,7 @@ class _Commands(NamedCommands):
 
 
 def _with_hint(error: Any, message: str) -> str:
-    """The message, which names the option that an unknown one stands for."""
+    """Return the message, which names the option that an unknown one stands for."""
     given = getattr(error, "option_name", None)  # of NoSuchOption
     if given is None or error.ctx is None or getattr(error, "possibilities", None):
         return message
@@ -92,7 +92,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Fixed-point and implicit layers: compare solvers and models.",
+    help="Compare solvers and models of fixed-point and implicit layers.",
 )
 
 
@@ -108,7 +108,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Fixed-point and implicit layers: compare solvers and models."""
+    """Compare solvers and models of fixed-point and implicit layers."""
 
 
 if __name__ == "__main__":

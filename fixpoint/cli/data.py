@@ -206,7 +206,7 @@ def _loads(name: str) -> bool:
 
 
 def _shown(path: Path) -> str:
-    """The path, with the home folder as ~."""
+    """Return the path, with the home folder as ~."""
     try:
         return str(Path("~") / path.absolute().relative_to(Path.home()))
     except ValueError:
@@ -214,7 +214,7 @@ def _shown(path: Path) -> str:
 
 
 class _Bars:
-    """Creates a progress bar for each download."""
+    """Maker of a progress bar for each download."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -11,7 +11,7 @@ from fixpoint.cli.errors import fail
 
 
 class NamedCommands(TyperGroup):
-    """Answers an unknown command with the known ones and the nearest."""
+    """Group that answers an unknown command with the known ones and the nearest."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)

@@ -28,7 +28,7 @@ app = typer.Typer(add_completion=False)
 
 
 def environment() -> dict[str, Any]:
-    """Versions, threads, devices, BLAS and the folder of the data, as plain values.
+    """Return the versions, threads, devices, BLAS and the folder of the data, as plain values.
 
     Example:
         >>> from fixpoint.cli.info import environment
@@ -62,7 +62,7 @@ def environment() -> dict[str, Any]:
 
 
 def _blas(configuration: str) -> str:
-    """The name of the BLAS in torch's account of its build."""
+    """Return the name of the BLAS in torch's account of its build."""
     marker = "BLAS_INFO="
     if marker not in configuration:
         return "unknown"

@@ -20,13 +20,13 @@ from fixpoint.training.recipe.toml import parse_setting
 
 
 def make_console() -> Console:
-    """Standard output; 120 columns where it is not a terminal."""
+    """Return standard output; 120 columns where it is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=120)
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Return a whole number of at least 1."""
     try:
         number = int(text)
     except ValueError:
@@ -37,7 +37,7 @@ def count(text: str) -> int:
 
 
 def number(help: str) -> Any:
-    """An option with a whole number of at least 1."""
+    """Return an option with a whole number of at least 1."""
     return typer.Option(parser=count, metavar="N", help=help)
 
 
@@ -63,7 +63,7 @@ Cluster = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Run on the workers of a dask.distributed scheduler, as tcp://HOST:8786.",
+        help="Run on a Dask scheduler, as tcp://HOST:8786, or SLURM, as slurm:timeout_min=240.",
         show_default="this machine",
     ),
 ]
@@ -105,7 +105,7 @@ def recipe_options(
 
 
 def _parameter(name: str, default: str | None) -> inspect.Parameter:
-    """The option of a key of a recipe: its type, help and the default to show."""
+    """Return the option of a key of a recipe: its type, help and the default to show."""
     kind = SECTIONS[SECTION_OF[name]]
     (field,) = (field for field in fields(kind) if field.name == name)
     hint = get_type_hints(kind)[name]
@@ -131,7 +131,7 @@ def _parameter(name: str, default: str | None) -> inspect.Parameter:
 def override(
     base: Recipe, settings: list[str] | None, plugins: list[str] | None, flags: dict[str, Any]
 ) -> Recipe:
-    """The recipe with plugins, --set and options; options have precedence."""
+    """Return the recipe with plugins, --set and options; options have precedence."""
     if plugins:
         base = base.changed(plugins=[*base.model.plugins, *map(plugin_place, plugins)])
     _check_once(settings or [], flags)
@@ -173,17 +173,19 @@ def refuse_set(settings: list[str] | None, owners: Mapping[str, str]) -> None:
 
 
 def keys_of(settings: list[str] | None) -> set[str]:
-    """The keys that --set gives, without their sections."""
+    """Return the keys that --set gives, without their sections."""
     return {find_key(parse_setting(text)[0])[1] for text in settings or []}
 
 
 def plugin_place(text: str) -> str:
-    """A file as its full path, so that the run can be found from another folder; else a module."""
+    """Return a file as its full path, so that the run can be found from another folder; else a
+    module.
+    """
     return str(Path(text).expanduser().absolute()) if text.endswith(".py") else text
 
 
 def parallel_runs(jobs: int | None, cluster: str | None, device: str) -> int:
-    """Runs at a time on this machine.
+    """Return runs at a time on this machine.
 
     Raises:
         ValueError: both are given.
@@ -198,12 +200,12 @@ def cores(device: str) -> int:
 
 
 def split(text: str) -> list[str]:
-    """The parts between commas."""
+    """Return the parts between commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def split_formats(text: str) -> list[str]:
-    """Formats of figures.
+    """Return formats of figures.
 
     Raises:
         ValueError: one is unknown, or none is given.
@@ -216,7 +218,7 @@ def split_formats(text: str) -> list[str]:
 
 
 def integers(option: str, text: str) -> list[int]:
-    """Seeds.
+    """Return seeds.
 
     Raises:
         ValueError: not whole numbers from 0 to 2^63 - 1.
@@ -234,7 +236,8 @@ MOST_SEEDS = 100
 
 
 def seeds_or_count(option: str, text: str) -> list[int]:
-    """Seeds by comma, or how many of them, from 0: "5" is 0 to 4, "5," the seed 5, "0" the seed 0.
+    """Return seeds by comma, or how many of them, from 0: "5" is 0 to 4, "5," the seed 5, "0" the
+    seed 0.
 
     Raises:
         ValueError: not whole numbers, or more than 100 seeds.

@@ -107,7 +107,7 @@ def _study_solvers(
     formats: str,
     others: dict[str, Any],
 ) -> None:
-    """The study of solvers; `others` are options that it does not have."""
+    """Study solvers; `others` are options that this does not have."""
     for option, value in others.items():
         if value is not None:
             raise ValueError(f"{option} is for tables: leave it out to study the solvers")
@@ -129,7 +129,7 @@ def _draw_figures(
     formats: str,
     others: dict[str, Any],
 ) -> None:
-    """The figures of the paper; `others` are options that they do not have."""
+    """Draw the figures of the paper; `others` are options that they do not have."""
     for option, value in others.items():
         if value is not None:
             raise ValueError(f"{option} is for tables: leave it out to draw the figures")
@@ -186,5 +186,5 @@ def figures(
 
 
 def real_windows() -> str:
-    """The data set of the figures on real windows, if none is named."""
+    """Return the data set of the figures on real windows, if none is named."""
     return "har2" if os.environ.get("FIXPOINT_DATA") else "har2-sample"

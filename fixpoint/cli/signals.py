@@ -13,7 +13,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_on_signals() -> None:
-    """Until `raise_on_signals`: exit with status 128 + signal, without a traceback.
+    """Exit on signals with status 128 + signal, without a traceback, until `raise_on_signals`.
 
     An exception may be lost or shown while modules are imported.
     """
@@ -24,7 +24,7 @@ def exit_on_signals() -> None:
 
 
 def raise_on_signals() -> None:
-    """From now on SIGINT raises KeyboardInterrupt and SIGTERM `Terminated`.
+    """Raise from now on KeyboardInterrupt on SIGINT, and `Terminated` on SIGTERM.
 
     Changes only what `exit_on_signals` has set.
     """

@@ -12,7 +12,7 @@ _ADVICE = "get a fresh copy"
 
 
 def is_archive_file(path: Path) -> bool:
-    """Whether a file is one of such an archive, by its name.
+    """Tell whether a file is one of such an archive, by its name.
 
     >>> is_archive_file(Path("GunPoint_TRAIN.tsv")), is_archive_file(Path("walk.tsv"))
     (True, False)
@@ -22,7 +22,7 @@ def is_archive_file(path: Path) -> bool:
 
 
 def read_archive_file(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a pair NAME_TRAIN, NAME_TEST, as those of an .npz file (see `load`).
+    """Return the arrays of a pair NAME_TRAIN, NAME_TEST, as those of an .npz file (see `load`).
 
     Either file may be given; without the other one it is all. Shorter series are padded, with
     `lengths`. Missing values are NaN.
@@ -54,7 +54,9 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _read_tsv(path: Path) -> list[tuple[np.ndarray, str]]:
-    """Lines of a class and the values of a series, which end with NaN where they are shorter."""
+    """Return lines of a class and the values of a series, which end with NaN where they are
+    shorter.
+    """
     rows = []
     for n, line in _lines(path):
         label, *cells = re.split(r"[\s,]+", line)
@@ -67,7 +69,7 @@ def _read_tsv(path: Path) -> list[tuple[np.ndarray, str]]:
 
 
 def _read_ts(path: Path) -> list[tuple[np.ndarray, str]]:
-    """Below @data lines of channels between colons, the class at last."""
+    """Read the lines below @data: channels between colons, the class at last."""
     lines = _lines(path)
     tags = {
         line.split()[0].lower(): line.lower().split()[1:] for _, line in lines if line[0] == "@"
@@ -102,7 +104,7 @@ def _numbers(cells: list[str], where: str) -> np.ndarray:
 
 
 def _class_name(label: str) -> str:
-    """A class that is a number without a point where it is whole."""
+    """Return a class that is a number without a point where it is whole."""
     try:
         number = float(label)
     except ValueError:

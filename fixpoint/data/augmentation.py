@@ -12,7 +12,8 @@ from fixpoint.data.dataset import Dataset
 
 
 def random_rotations(count: int, degrees: float, *, generator: torch.Generator) -> Tensor:
-    """Rotation matrices, (count, 3, 3), about axes of any direction, each equally likely.
+    """Return the rotation matrices, (count, 3, 3), about axes of any direction, each equally
+    likely.
 
     Angles are uniform between 0 and `degrees`. On the CPU, float32.
 

@@ -11,7 +11,7 @@ from fixpoint.data.registry import fingerprint, load_dataset
 
 
 def content_digest(name: str) -> str:
-    """Hash of a data set: of its values, or of the user's own file or folder.
+    """Return the hash of a data set: of its values, or of the user's own file or folder.
 
     Files of a data set of `DATASETS` that were converted on different machines have equal hashes.
 

@@ -66,7 +66,7 @@ def read_folder(path: Path) -> FolderData:
 
 
 def csv_files(path: Path, endings: tuple[str, ...] = (".csv",)) -> list[Path]:
-    """All CSV files below a folder that are not hidden, sorted.
+    """Return all CSV files below a folder that are not hidden, sorted.
 
     >>> csv_files(Path(__file__).parent)
     []
@@ -76,12 +76,12 @@ def csv_files(path: Path, endings: tuple[str, ...] = (".csv",)) -> list[Path]:
 
 
 def tables_in(path: Path) -> list[Path]:
-    """The CSV files below a folder, or where there are none its .tsv and .txt files."""
+    """Return the CSV files below a folder, or where there are none its .tsv and .txt files."""
     return csv_files(path) or csv_files(path, (".tsv", ".txt"))
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether a file or folder is hidden, a lock of an office program, or added by macOS."""
+    """Tell whether a file or folder is hidden, a lock of an office program, or added by macOS."""
     return name.startswith((".", "~$")) or name == "__MACOSX"
 
 
@@ -90,7 +90,7 @@ def _visible(path: Path) -> list[Path]:
 
 
 def _sequences(folder: Path) -> list[Path]:
-    """The CSV files of a class."""
+    """Return the CSV files of a class."""
     return [f for f in _visible(folder) if f.suffix.lower() == ".csv" and f.is_file()]
 
 
@@ -101,7 +101,8 @@ def _files_of_classes(path: Path) -> Iterator[Path]:
 
 
 def _parts(path: Path) -> dict[str, Path]:
-    """The folder of each part by the end of its arrays' names; one of all where there are none.
+    """Return the folder of each part by the end of its arrays' names; one of all where there are
+    none.
 
     A folder `train` alone is all.
     """
@@ -118,7 +119,7 @@ def _parts(path: Path) -> dict[str, Path]:
 
 
 def _found_instead(folder: Path) -> str:
-    """Where the files of a folder without sequences are; "" where there are none."""
+    """Say where the files of a folder without sequences are; "" where there are none."""
     files = (f for f in sorted(folder.rglob("*")) if f.is_file())
     names = (f.relative_to(folder) for f in files)
     shown = next((n for n in names if not any(map(_is_hidden, n.parts))), None)
@@ -130,7 +131,7 @@ def _read(file: Path) -> CsvTable:
 
 
 def _without_header(tables: list[CsvTable]) -> list[CsvTable]:
-    """The tables without line 1 where it is the header 0, 1, ..., d - 1 in all of them."""
+    """Return the tables without line 1 where it is the header 0, 1, ..., d - 1 in all of them."""
     if not all(table.counting_header for table in tables):
         return tables
     return [table._replace(values=table.values[1:]) for table in tables]
@@ -152,7 +153,9 @@ def _padded(values: np.ndarray, steps: int) -> np.ndarray:
 
 
 def _notes(path: Path, parts: dict[str, Path], tables: dict[Path, CsvTable]) -> tuple[str, ...]:
-    """What was not read, and what a user should verify in the first file that has such a note."""
+    """Return what was not read, and what a user should verify in the first file that has such a
+    note.
+    """
     unread = sorted(
         str(entry.relative_to(path))
         for folder in {path, *parts.values(), *(file.parent for file in tables)}

@@ -37,7 +37,7 @@ class CsvTable(NamedTuple):
 
 
 def parse_csv(data: bytes, name: str) -> CsvTable:
-    """The numbers of a CSV file.
+    """Return the numbers of a CSV file.
 
     Columns are separated by tabs, semicolons, vertical bars, commas or white space. A comma is the
     decimal mark where another character separates the columns, and inside quotes. A first line
@@ -77,7 +77,7 @@ def parse_csv(data: bytes, name: str) -> CsvTable:
 
 
 def parse_columns(data: bytes, name: str) -> dict[str, list[str]]:
-    r"""The columns of a CSV file with a header, as text: numbers have decimal points.
+    r"""Return the columns of a CSV file with a header, as text: numbers have decimal points.
 
     Raises:
         ValueError: it is empty, has no header, or a line has another number of cells.
@@ -106,7 +106,7 @@ def parse_columns(data: bytes, name: str) -> dict[str, list[str]]:
 
 
 def _lines(data: bytes, name: str) -> dict[int, str]:
-    """The lines that are neither blank nor comments, by their numbers from 1."""
+    """Return the lines that are neither blank nor comments, by their numbers from 1."""
     text = data.decode(_encoding(data), "replace").lstrip("\ufeff")
     if "\0" in text:
         raise ValueError(
@@ -126,7 +126,7 @@ def _encoding(data: bytes) -> str:
 
 
 def _separator(lines: dict[int, str]) -> str | None:
-    """The first separator that splits the last line that it can into numbers.
+    """Return the first separator that splits the last line that it can into numbers.
 
     If none does, the first that is found in the last line.
     """
@@ -147,7 +147,7 @@ def _separators_in(line: str) -> list[str | None]:
 
 
 def _cells(line: str, separator: str | None, where: str) -> list[str]:
-    """The cells of a line, without quotes."""
+    """Return the cells of a line, without quotes."""
     if separator is None:
         return [cell.strip('"') for cell in line.split()]
     try:
@@ -158,7 +158,7 @@ def _cells(line: str, separator: str | None, where: str) -> list[str]:
 
 
 def _with_point(cell: str) -> str:
-    """A number with a decimal comma with a point instead; any other cell unchanged."""
+    """Return a number with a decimal comma with a point instead; any other cell unchanged."""
     changed = cell.replace(",", ".")
     return changed if cell.count(",") == 1 and _is_number(changed) else cell
 
@@ -168,7 +168,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _is_header(cells: list[str]) -> bool:
-    """Whether no cell is a number, or the cells are those that pandas writes above an index."""
+    """Tell whether no cell is a number, or the cells are what pandas writes above an index."""
     if cells[0] == "" and cells[1:] == [str(i) for i in range(len(cells) - 1)]:
         return True
     return not any(map(_is_number, cells)) and any(map(str.isalpha, "".join(cells)))
@@ -229,7 +229,7 @@ def _check_decimal_mark(
 
 
 def _may_be_header(values: np.ndarray) -> bool:
-    """Whether line 1 is 0, 1, ..., d - 1 with d > 1, and line 2 does not count on."""
+    """Tell whether line 1 is 0, 1, ..., d - 1 with d > 1, and line 2 does not count on."""
     first = np.arange(values.shape[1])
     return bool(
         len(values) > 1
@@ -240,7 +240,7 @@ def _may_be_header(values: np.ndarray) -> bool:
 
 
 def _doubt(rows: dict[int, list[str]], separator: str | None) -> str:
-    """A note where each line might be one number with a decimal comma."""
+    """Return a note where each line might be one number with a decimal comma."""
     if separator == "," and all(
         len(row) == 2 and _WHOLE.fullmatch(row[0]) and row[1].isdigit() for row in rows.values()
     ):

@@ -122,7 +122,7 @@ def _refuse_columns(path: Path, options: Cutting) -> None:
 
 
 def _filled(arrays: dict[str, np.ndarray], fill: Any) -> tuple[dict[str, np.ndarray], int]:
-    """The arrays with missing values of x filled within the length of each sequence."""
+    """Return the arrays with missing values of x filled within the length of each sequence."""
     filled, changed = 0, dict(arrays)
     for end in ENDS:
         x, lengths = arrays.get(f"x{end}"), arrays.get(f"lengths{end}")
@@ -176,7 +176,7 @@ def _dataset(path: Path, arrays: dict[str, np.ndarray], notes: tuple[str, ...]) 
 
 
 def _name(path: Path) -> str:
-    """The name of a file without its suffix, or of a folder, as of "."."""
+    """Return the name of a file without its suffix, or of a folder, as of "."."""
     whole = Path(os.path.abspath(path))
     known = (".npz", ".csv", ".tsv", ".txt", ".ts")
     return whole.stem if whole.suffix.lower() in known and path.is_file() else whole.name
@@ -198,7 +198,7 @@ def _test_rows(path: Path, y: torch.Tensor, subject: torch.Tensor | None) -> tor
 def _classes(
     path: Path, key: str, arrays: dict[str, np.ndarray], classes: list[str]
 ) -> torch.Tensor:
-    """The index of the class of each sequence, int64."""
+    """Return the index of the class of each sequence, int64."""
     index = {name: i for i, name in enumerate(classes)}
     labels = [str(label) for label in arrays[key].tolist()]
     unknown = sorted(set(labels) - set(classes))
@@ -208,7 +208,7 @@ def _classes(
 
 
 def _groups(arrays: dict[str, np.ndarray], key: str) -> torch.Tensor | None:
-    """Subjects as whole numbers; those of names are their indices in sorted order."""
+    """Return subjects as whole numbers; those of names are their indices in sorted order."""
     if key not in arrays:
         return None
     if arrays[key].dtype.kind != "U":

@@ -145,11 +145,11 @@ class Dataset:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Those of train, valid and test that are there."""
+        """The parts that are there, of train, valid and test."""
         return PARTS if self.x_valid is not None else ("train", "test")
 
     def inputs(self, x: Tensor) -> Tensor:
-        """What a model takes, of some rows of `x_train`, `x_valid` or `x_test`.
+        """Return what a model takes, of some rows of `x_train`, `x_valid` or `x_test`.
 
         Returns:
             float32 values (B, T, d) in the units of the data, or normalized where `normalize` was
@@ -170,7 +170,7 @@ class Dataset:
         return x.asinh() if self.asinh else x
 
     def to(self, device: torch.device | str) -> Dataset:
-        """The same data with all tensors on a device.
+        """Return the same data with all tensors on a device.
 
         >>> from fixpoint.data import load_dataset
         >>> load_dataset("har2-sample").to("cpu").x_test.device

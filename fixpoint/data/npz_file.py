@@ -21,7 +21,7 @@ _ADVICE = "save it by numpy.savez(path, x=..., y=...)"
 
 
 def read_user_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a user's .npz file, by the names of `fixpoint.data.load`.
+    """Return the arrays of a user's .npz file, by the names of `fixpoint.data.load`.
 
     Raises:
         ValueError: the file is damaged, is not an .npz file, or has an array that is unknown or of
@@ -54,7 +54,7 @@ def read_user_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _holds_arrays(path: Path) -> bool:
-    """Whether a file is a zip archive of .npy files, as an .npz file is."""
+    """Tell whether a file is a zip archive of .npy files, as an .npz file is."""
     try:
         with zipfile.ZipFile(path) as archive:
             return all(name.endswith(".npy") for name in archive.namelist())
@@ -63,7 +63,8 @@ def _holds_arrays(path: Path) -> bool:
 
 
 def check_arrays(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of a file or folder, where they fit together; labels and padding in one form.
+    """Return the arrays of a file or folder, where they fit together; labels and padding in one
+    form.
 
     Raises:
         ValueError: an array is missing, or has another dtype or shape than it needs.
@@ -159,7 +160,7 @@ def _check_missing(path: Path, key: str, ids: np.ndarray) -> None:
 
 
 def _of_floats(key: str, ids: np.ndarray) -> str:
-    """Advice that loses no label."""
+    """Return the advice that loses no label."""
     missing = ~np.isfinite(ids)
     if missing.any():
         return (
@@ -202,7 +203,7 @@ def _check_finite(path: Path, key: str, x: np.ndarray, *, given: bool) -> None:
         ends = bad.any(2)[rows]
         only_ends = not given and (np.diff(ends.astype(int), axis=1) >= 0).all()
         only_ends = only_ends and not ends[:, 0].any() and np.isnan(x[bad]).all()
-        advice = "correct them or leave them out"
+        advice = "correct them, leave them out, or fill them by fill='hold' or 'linear'"
         if only_ends:
             advice = f"where they pad shorter sequences, give lengths{key[1:]} (N,)"
         raise ValueError(
@@ -212,7 +213,7 @@ def _check_finite(path: Path, key: str, x: np.ndarray, *, given: bool) -> None:
 
 
 def _of_one_size(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """All parts padded to one T where lengths are given, else refused where (T, d) differs."""
+    """Pad all parts to one T where lengths are given, else refuse them where (T, d) differs."""
     ends = [end for end in ENDS if f"x{end}" in arrays]
     lengths = [f"lengths{end}" for end in ends]
     missing = [key for key in lengths if key not in arrays]

@@ -13,7 +13,7 @@ _NUMPY_HINT = "; use `usecols` to select a subset and avoid this error"
 def numbers(
     data: bytes, name: str, *, columns: int | None = None, delimiter: str | None = None
 ) -> np.ndarray:
-    """The numbers of a text file, (rows, columns) float64.
+    """Return the numbers of a text file, (rows, columns) float64.
 
     Args:
         data: the file.

@@ -126,7 +126,7 @@ class Normalization(NamedTuple):
     constant: int = 0
 
     def apply(self, x: Tensor) -> Tensor:
-        """x' in float64."""
+        """Return x' in float64."""
         scaled = (x.double() - self.center) / self.spread
         return scaled.asinh() if self.asinh else scaled
 
@@ -177,7 +177,7 @@ class _Windows(NamedTuple):
     lengths: Tensor | None
 
     def chunks(self, channels: slice = slice(None)) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Values (B, T, d) of some channels in float64, and which are not padding, (B, T, 1).
+        """Yield values (B, T, d) of some channels in float64, and which are not padding, (B, T, 1).
 
         None stands for no padding.
         """
@@ -199,7 +199,7 @@ class _Windows(NamedTuple):
 
 
 def _without_padding(values: Tensor, real: Tensor | None) -> Tensor:
-    """The values with 0 in the place of padding."""
+    """Return the values with 0 in the place of padding."""
     return values if real is None else torch.where(real, values, 0.0)
 
 
@@ -211,7 +211,7 @@ def _affine(dataset: Dataset) -> tuple[Tensor, Tensor]:
 
 
 def _mean_and_sd(windows: _Windows, over: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and s.d. over some axes, and the rounding error of the values."""
+    """Return the mean and s.d. over some axes, and the rounding error of the values."""
     shift = windows.dataset.shift
     sums, counts, stored, sizes = [], [], [], []
     for values, real in windows.chunks():
@@ -234,7 +234,7 @@ def _mean_and_sd(windows: _Windows, over: tuple[int, ...]) -> tuple[Tensor, Tens
 
 
 def _robust(windows: _Windows) -> tuple[Tensor, Tensor, Tensor]:
-    """Median, 1.4826 MAD (the s.d. where it is 0), and rounding error of each channel."""
+    """Return median, 1.4826 MAD (the s.d. where it is 0), and rounding error of each channel."""
     _, sd, largest = _mean_and_sd(windows, (0, 1))
     shift = _affine(windows.dataset)[1].expand(windows.x.shape[1:])
     rows = []
@@ -259,5 +259,5 @@ def _notes(dataset: Dataset, found: Normalization) -> tuple[str, ...]:
 
 
 def _finite(x: Tensor) -> Tensor:
-    """Which windows of x (N, T, d) hold neither NaN nor inf, (N,) bool."""
+    """Return which windows of x (N, T, d) hold neither NaN nor inf, (N,) bool."""
     return x.isfinite().flatten(1).all(1)

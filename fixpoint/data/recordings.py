@@ -26,7 +26,7 @@ _TEST = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Cutting:
-    """How recordings are cut into windows.
+    """Length and step of windows, and the columns of a recording.
 
     Args:
         window: samples T of a window.
@@ -84,7 +84,7 @@ class Cut(NamedTuple):
 
 
 def read_recording(table: Mapping[str, Any], cutting: Cutting, name: str) -> Recording:
-    """A recording of columns by name: lists of text or numbers, arrays, a data frame.
+    """Return a recording of columns by name: lists of text or numbers, arrays, a data frame.
 
     Raises:
         ValueError: a column is missing, or a channel holds text.
@@ -120,7 +120,7 @@ def read_recording(table: Mapping[str, Any], cutting: Cutting, name: str) -> Rec
 
 
 def read_recordings(path: Path, cutting: Cutting) -> list[Recording]:
-    """The recordings in a file, or in all files of a folder.
+    """Return the recordings in a file, or in all files of a folder.
 
     Raises:
         ValueError: a file is not a table with a header, or files differ in their columns.
@@ -192,7 +192,8 @@ def cut_recordings(recordings: list[Recording], cutting: Cutting, *, by_label: b
 
 
 def dataset_arrays(recordings: list[Recording], cutting: Cutting) -> tuple[dict[str, Any], Cut]:
-    """The arrays of `fixpoint.data.load`: by person where there are any, else the last fifth tests.
+    """Return the arrays of `fixpoint.data.load`: by person where there are any, else the last fifth
+    tests.
 
     Without persons, of each class the last fifth in time is the test part; windows across its
     beginning belong to none.
@@ -218,7 +219,7 @@ def dataset_arrays(recordings: list[Recording], cutting: Cutting) -> tuple[dict[
 
 
 def _in_time(cut: Cut, cutting: Cutting) -> tuple[np.ndarray, np.ndarray]:
-    """Masks of the training and the test windows."""
+    """Return masks of the training and the test windows."""
     assert cutting.window is not None
     train, test = np.zeros((2, len(cut.labels)), bool)
     for label in np.unique(cut.labels):
@@ -242,7 +243,7 @@ class _Part(NamedTuple):
     end: int
 
     def pieces(self, by_label: bool) -> Iterator[tuple[int, int]]:
-        """Ranges of samples of one class each, or all."""
+        """Yield ranges of samples of one class each, or all."""
         labels = self.recording.labels
         if labels is None or not by_label:
             yield self.begin, self.end
@@ -255,7 +256,7 @@ class _Part(NamedTuple):
 
 
 def _stretches(recording: Recording) -> Iterator[tuple[int, int, bool]]:
-    """Ranges of samples of one person without a gap in time, and whether a gap comes before."""
+    """Yield ranges of samples of one person without a gap in time, and whether one comes before."""
     size = len(recording.values)
     gap = np.zeros(max(size - 1, 0), bool)
     if recording.times is not None and size > 1:
@@ -284,12 +285,12 @@ def _filled(recording: Recording, begin: int, end: int, fill: Fill) -> np.ndarra
 
 
 def _label(labels: np.ndarray) -> str:
-    """The class that all samples have, else none."""
+    """Return the class that all samples have, else none."""
     return str(labels[0]) if (labels == labels[0]).all() else ""
 
 
 def _numbers(column: np.ndarray) -> np.ndarray | None:
-    """float64 with NaN for missing values; None where a cell is text."""
+    """Return float64 with NaN for missing values; None where a cell is text."""
     if column.dtype.kind in "biuf":
         values = column.astype(np.float64)
     else:
@@ -304,7 +305,7 @@ def _numbers(column: np.ndarray) -> np.ndarray | None:
 
 
 def _texts(column: np.ndarray) -> np.ndarray:
-    """Names, "" for missing ones; whole numbers without a point."""
+    """Return names, "" for missing ones; whole numbers without a point."""
     if column.dtype.kind == "f":
         whole = np.where(np.isnan(column), 0, column)
         if (whole == np.rint(whole)).all():
@@ -314,7 +315,7 @@ def _texts(column: np.ndarray) -> np.ndarray:
 
 
 def _times(column: np.ndarray, name: str) -> np.ndarray:
-    """Times as float64; of dates in seconds."""
+    """Return times as float64; of dates in seconds."""
     values = _numbers(column) if column.dtype.kind != "M" else None
     if values is None:
         try:

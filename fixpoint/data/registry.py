@@ -71,7 +71,8 @@ def load_dataset(name: str, **cutting: Any) -> Dataset:
 
 
 def fingerprint(name: str) -> str:
-    """Hash of the contents of a user's own file or folder; empty for a data set of `DATASETS`.
+    """Return the hash of the contents of a user's own file or folder; empty for a data set of
+    `DATASETS`.
 
     >>> fingerprint("har2")
     ''
@@ -91,7 +92,7 @@ def _digest(path: Path) -> str:
 
 
 def _with_pair(path: Path) -> list[Path]:
-    """A file, and the other one of NAME_TRAIN and NAME_TEST."""
+    """Return a file, and the other one of NAME_TRAIN and NAME_TEST."""
     if not is_archive_file(path):
         return [path]
     stem = path.stem.rpartition("_")[0]

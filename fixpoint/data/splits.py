@@ -57,7 +57,7 @@ channels, 2 classes)
 
 
 def held_out(y: Tensor, groups: Tensor | None, fraction: float, *, seed: int) -> Tensor:
-    """Mask of the sequences to hold out, (N,) bool; see `validation_split`.
+    """Return mask of the sequences to hold out, (N,) bool; see `validation_split`.
 
     Args:
         y: class of each sequence, (N,).

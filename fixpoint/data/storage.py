@@ -18,7 +18,9 @@ _REPLACE = "replace it by a fresh copy"
 
 
 def folder() -> Path:
-    """Folder of the data files: FIXPOINT_DATA if it is set and not empty, else the user's cache."""
+    """Return the folder of the data files: FIXPOINT_DATA if it is set and not empty, else the
+    user's cache.
+    """
     given = os.environ.get("FIXPOINT_DATA")
     if given:
         return expand(given)
@@ -31,7 +33,7 @@ def folder() -> Path:
 
 
 def expand(path: Path | str) -> Path:
-    """The path with a home folder in the place of ~, where there is one.
+    """Return the path with a home folder in the place of ~, where there is one.
 
     >>> expand("~nobody0/a")
     PosixPath('~nobody0/a')
@@ -40,7 +42,7 @@ def expand(path: Path | str) -> Path:
 
 
 def find(file_name: str, remedy: str) -> Path:
-    """Path of a data file.
+    """Return the path of a data file.
 
     Args:
         file_name: name inside `folder()`.
@@ -61,7 +63,8 @@ def find(file_name: str, remedy: str) -> Path:
 
 
 def read_npz(path: Path, schema: Schema) -> dict[str, np.ndarray]:
-    """Arrays of an .npz file, each with the dtype and shape of `schema`; others are not read.
+    """Return arrays of an .npz file, each with the dtype and shape of `schema`; others are not
+    read.
 
     Raises:
         ValueError: the file is truncated or corrupt, or an array is missing or differs.
@@ -72,7 +75,7 @@ def read_npz(path: Path, schema: Schema) -> dict[str, np.ndarray]:
 
 
 def read_arrays(path: Path, keys: Iterable[str], advice: str) -> dict[str, np.ndarray]:
-    """Those arrays of an .npz file that have one of some names, as they are.
+    """Read the arrays of an .npz file that have one of some names, as they are.
 
     Raises:
         ValueError: the file is truncated, corrupt, or holds Python objects.
@@ -86,7 +89,8 @@ def read_arrays(path: Path, keys: Iterable[str], advice: str) -> dict[str, np.nd
 
 
 def array_headers(path: Path, advice: str) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """Dtype and shape of each array in an .npz file, which are read without loading the arrays.
+    """Return the dtype and shape of each array in an .npz file, which are read without loading the
+    arrays.
 
     Raises:
         ValueError: the file is truncated or corrupt.

@@ -41,7 +41,7 @@ class Agreement(NamedTuple):
 
 @torch.no_grad()
 def torch_scores(run: Trained, *, batch_size: int = 512) -> Tensor:
-    """Scores, (N, C), of the test windows by the trained model."""
+    """Return scores, (N, C), of the test windows by the trained model."""
     parts = run.data.x_test.split(batch_size)
     dtype = run.dtype
     return torch.cat([run.model(run.data.inputs(part).to(dtype)) for part in parts]).float()
@@ -67,5 +67,5 @@ def compare(scores: Tensor, reference: Tensor, labels: Tensor) -> Agreement:
 
 
 def label(scores: Tensor) -> Tensor:
-    """The class of each row of scores, (N,); -1 where one is NaN."""
+    """Return the class of each row of scores, (N,); -1 where one is NaN."""
     return torch.where(scores.isnan().any(1), -1, scores.argmax(1))

@@ -41,11 +41,11 @@ class Calibration:
         return value
 
     def range_of(self, name: str) -> float:
-        """Largest absolute value to represent."""
+        """Return the largest absolute value to represent."""
         return HEADROOM * max(self.largest.get(name, 0.0), 1e-6)
 
     def moment(self, name: str) -> np.ndarray:
-        """E[v v^T]."""
+        """Return E[v v^T]."""
         mean: np.ndarray = self.moments[name] / self._count[name]
         return mean
 
@@ -91,12 +91,12 @@ class QuantizedMatrix(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Of the rounding error of an entry that is not clipped."""
+        """The bound of the rounding error of an entry that is not clipped."""
         return self.scale / 2
 
 
 def quantize(matrix: Tensor, bits: int, moment: np.ndarray) -> QuantizedMatrix:
-    """The matrix in `bits` bits, with the scale that changes its product least.
+    """Return the matrix in `bits` bits, with the scale that changes its product least.
 
     The square of the change is tr(E M E^T) with E the rounding error and M = E[v v^T] of what the
     matrix multiplies. Scales between 0.3 and 1 times that of the largest entry are tried: below 1

@@ -64,7 +64,7 @@ def export_c(
     folder = out or run.folder / "c"
     files = write_c(network, folder, title=title, prefix=prefix)
     say(console, f"{title}: {', '.join(map(str, files))}")
-    for line in description(network):
+    for line in description(network, prefix):
         say(console, line)
     try:
         agreement, how = measure(run, network, folder)
@@ -86,7 +86,7 @@ def export_c(
 def make_network(
     run: Trained, *, bits: int, fold: bool, samples: Samples = "float"
 ) -> Network | IntegerNetwork:
-    """The network of a run in float32 or fixed point."""
+    """Return the network of a run in float32 or fixed point."""
     network = read_network(run, fold=fold)
     if bits == 32:
         return network
@@ -113,8 +113,8 @@ def measure(
     return compare(scores, torch_scores(run), run.raw.y_test), how
 
 
-def description(network: Network | IntegerNetwork) -> list[str]:
-    """Sizes, scales and bounds of errors, a line each."""
+def description(network: Network | IntegerNetwork, prefix: str = PREFIX) -> list[str]:
+    """Return sizes, scales and bounds of errors, a line each."""
     source = network.network if isinstance(network, IntegerNetwork) else network
     arrays = constants(network)
     tables = sum(array.bytes for array in arrays if array.is_table)
@@ -124,7 +124,7 @@ def description(network: Network | IntegerNetwork) -> list[str]:
         f"state {4 * source.state_size + 8} bytes, {source.multiplications} multiplications a "
         "step."
     ]
-    names = constant_names(source.classes)
+    names = constant_names(source.classes, prefix)
     lines.append(
         "Classes: " + ", ".join(f"{n} = {c!r}" for n, c in zip(names, source.classes, strict=True))
     )

@@ -29,7 +29,7 @@ class Equilibrium(Recurrence):
 
     @classmethod
     def of(cls, map: EquilibriumMap, fixed_point: FixedPoint) -> Equilibrium:
-        """That of a trained layer."""
+        """Make the network of a trained layer."""
         return cls(
             kind="equilibrium",
             recurrent=(),
@@ -43,17 +43,17 @@ class Equilibrium(Recurrence):
     def step(
         self, x: Tensor, state: Tensor, t: int | Tensor, watch: Observer = lambda name, value: value
     ) -> Tensor:
-        """The state, (B, n), after x_t, (B, d), and the state before."""
+        """Return the state, (B, n), after x_t, (B, d), and the state before."""
         return next(solve_steps(self.map, self.fixed_point, x.unsqueeze(0), state, start=None)).z
 
     def to(self, dtype: torch.dtype) -> Equilibrium:
-        """The same in another precision, apart from any graph."""
+        """Return the same in another precision, apart from any graph."""
         map = copy.deepcopy(self.map).to(dtype).requires_grad_(False)
         return replace(self, bias=self.bias.to(dtype), map=map)
 
 
 def _with_plain_weights(map: EquilibriumMap) -> EquilibriumMap:
-    """A copy whose bounded weights are what they are now, without the functions that bound them."""
+    """Copy a map with its bounded weights as they are now, without what bounds them."""
     other: EquilibriumMap = copy.deepcopy(map)
     if not parametrize.is_parametrized(map):
         return other

@@ -79,7 +79,7 @@ class IntegerInput:
 
     @property
     def by_time(self) -> bool:
-        """Whether time steps have their own scale."""
+        """True if time steps have their own scale."""
         return self.inputs.rows > 1
 
     @cached_property
@@ -102,7 +102,7 @@ class IntegerInput:
 
     @cached_property
     def float_units(self) -> np.ndarray:
-        """What a float difference is multiplied by beside the table: twice, in units of x, (d,)."""
+        """Factors of a float difference beside the table: twice, in units of x, (d,)."""
         units = self._table[1].astype(np.float64) if self.by_time else self._scale[0]
         return (2 * units / self._target).astype(np.float32)
 
@@ -115,7 +115,7 @@ class IntegerInput:
         return [Factor.of(float(unit) / 2, most) for unit in self.float_units.astype(np.float64)]
 
     def quantize(self, x: np.ndarray, t: int) -> Integers:
-        """x (B, d) in 16 bits, of samples (B, d), float32, at time step t."""
+        """Return x (B, d) in 16 bits, of samples (B, d), float32, at time step t."""
         mean = self.mean[t % len(self.mean)].astype(np.int64)
         value = clamp(self._product(x, t), INPUT_LIMIT) - mean
         if self.inputs.asinh:
@@ -140,7 +140,7 @@ class IntegerInput:
         return product
 
     def is_good(self, windows: Tensor) -> np.ndarray:
-        """Which windows (B, T, d) have values that are finite, also after normalization."""
+        """Return which windows (B, T, d) have values that are finite, also after normalization."""
         if self.samples == "int16":
             return np.ones(len(windows), bool)
         x = windows.float().numpy()
@@ -149,7 +149,7 @@ class IntegerInput:
 
     @property
     def bound(self) -> float:
-        """Of the error of x, in units of x', where it does not saturate."""
+        """The bound of the error of x, in units of x', where it does not saturate."""
         inputs, scale = self.inputs, self.inputs.scale.double().numpy()
         varying = self.inputs.scale.numpy() != 1
         relative = np.abs(self._scale / scale - 1)[varying].max(initial=0.0)
@@ -182,7 +182,7 @@ class IntegerInput:
 
     @property
     def template_values(self) -> dict[str, Any]:
-        """What the template of the program takes."""
+        """Values for the template of the program."""
         return {
             "samples": self.samples,
             "asinh_factor": self.asinh_factor if self.inputs.asinh else None,
@@ -192,7 +192,7 @@ class IntegerInput:
 
 
 def _half(twice: Integers) -> Integers:
-    """Half of an integer, to the nearest, halves away from 0."""
+    """Return half of an integer, to the nearest, halves away from 0."""
     away = twice + np.sign(twice)
     half: Integers = np.sign(away) * (np.abs(away) >> 1)
     return half

@@ -54,7 +54,7 @@ class IntegerLayer:
     step_bits: int
 
     def factor(self, name: str) -> Factor:
-        """By which the product with a matrix becomes what it is used as."""
+        """Return the factor by which the product with a matrix gets the unit of its use."""
         if name[1:] == "2":
             source, target = INPUT_OF[name[0]], self.scales[name]
         else:
@@ -86,7 +86,7 @@ class IntegerLayer:
         return fixed(self.layer.recurrent_bias, self.p_bits, SUM_LIMIT)
 
     def steps(self, name: str) -> Integers:
-        """leak or gain, (T, K) or (1, K), with `step_bits` after the point."""
+        """Return leak or gain, (T, K) or (1, K), with `step_bits` after the point."""
         return fixed(getattr(self.layer, name), self.step_bits, VALUE_LIMIT)
 
     @property
@@ -96,7 +96,7 @@ class IntegerLayer:
         return fixed(self.layer.mix, 16, 1 << 16)
 
     def step(self, x: Integers, state: Integers, t: int) -> Integers:
-        """The state, (B, state_size), after x_t, (B, d) of 16 bits, and the state before."""
+        """Return the state, (B, state_size), after x_t, (B, d) of 16 bits, and the state before."""
         n, kind = self.layer.size, self.layer.kind
         h = state[:, :n]
         driven = self._apply("W", x)
@@ -145,7 +145,7 @@ class IntegerLayer:
         return np.concatenate([clamp(h, STATE_LIMIT), c], 1)
 
     def _sigma(self, p: Integers) -> Integers:
-        """sigma in the units of the state."""
+        """Return sigma in the units of the state."""
         nonlinearity = self.layer.nonlinearity
         if nonlinearity == "relu":
             p = np.maximum(p, 0)
@@ -154,7 +154,7 @@ class IntegerLayer:
         return self._units(p)
 
     def _units(self, value: Integers) -> Integers:
-        """The value of sigma in the units of the state."""
+        """Return the value of sigma in the units of the state."""
         return clamp(self.sigma_factor.times(value), SIGMA_LIMIT)
 
     def _apply(self, name: str, value: Integers) -> Integers:
@@ -188,7 +188,7 @@ class IntegerLayer:
 
     @property
     def template_values(self) -> dict[str, Any]:
-        """What the template of the program takes beside the sizes."""
+        """Values for the template of the program, beside the sizes."""
         return {
             "factors": {name: self.factor(name) for name in self.matrices},
             "sigma_factor": self.sigma_factor,
@@ -200,22 +200,22 @@ class IntegerLayer:
 
 
 def is_linear(nonlinearity: str) -> bool:
-    """Whether a function needs no number of bits after the point."""
+    """Tell whether a function needs no number of bits after the point."""
     return nonlinearity in ("relu", "identity")
 
 
 def matrix_factor(matrix: QuantizedMatrix, source: float, target: float) -> Factor:
-    """From the sum of products with a matrix to a unit `target`, of values in units `source`."""
+    """Convert the sum of products with a matrix to a unit `target`, of values in units `source`."""
     return Factor.of(matrix.scale * source / target, max(1, largest_sum(matrix)))
 
 
 def largest_sum(matrix: QuantizedMatrix) -> int:
-    """Largest absolute sum of products with a matrix, whatever it multiplies."""
+    """Return the largest absolute sum of products with a matrix, whatever it multiplies."""
     return int(np.abs(matrix.integers.astype(np.int64)).sum(1).max()) * VALUE_LIMIT
 
 
 def fixed(values: Tensor | None, bits: int, limit: int) -> Integers:
-    """Values as integers with so many bits after the point."""
+    """Return values as integers with so many bits after the point."""
     assert values is not None
     scaled = np.rint(np.ldexp(values.detach().double().numpy(), bits))
     return clamp(scaled.astype(np.int64), limit)

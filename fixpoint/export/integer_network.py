@@ -69,11 +69,12 @@ class IntegerNetwork:
 
     @property
     def score_unit(self) -> float:
-        """Of the integer scores."""
+        """The unit of the integer scores."""
         return math.ldexp(1.0, -self.score_bits)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Scores, (B, C) float32, of windows x, (B, T, d): equal to the C program's bit by bit.
+        """Return scores, (B, C) float32, of windows x, (B, T, d): equal to the C program's bit by
+        bit.
 
         Windows with NaN or inf, also after normalization, have NaN scores.
         """
@@ -147,7 +148,7 @@ class IntegerNetwork:
 
     @property
     def template_values(self) -> dict[str, Any]:
-        """What the template of the program takes beside the sizes."""
+        """Values for the template of the program, beside the sizes."""
         return {
             "bits": self.bits,
             **self.inputs.template_values,
@@ -158,19 +159,19 @@ class IntegerNetwork:
         }
 
     def _sums_fit(self) -> bool:
-        """Whether the products with every matrix fit in 32 bits, whatever they multiply."""
+        """Tell whether the products with every matrix fit in 32 bits, whatever they multiply."""
         return all(largest_sum(matrix) < 1 << 31 for matrix in self.matrices.values())
 
 
 def layer_prefix(network: Network, index: int) -> str:
-    """Beginning of the names of a layer's arrays; empty where there is one layer."""
+    """Return the beginning of the names of a layer's arrays; empty where there is one layer."""
     return f"layer{index + 1}_" if len(network.layers) > 1 else ""
 
 
 def to_integers(
     network: Network, windows: Tensor, *, bits: int, samples: Samples = "float"
 ) -> IntegerNetwork:
-    """A network with weights of 8 or 16 bits.
+    """Return a network with weights of 8 or 16 bits.
 
     Args:
         windows: training windows, (B, T, d), in the units of the sensor, on which the scales are
@@ -229,12 +230,12 @@ def _layer(
 
 
 def _multiplied(name: str) -> str:
-    """Name of the value that a matrix multiplies."""
+    """Return the name of the value that a matrix multiplies."""
     return name[0] + "2" if name[1:] == "1" else INPUT_OF[name[0]]
 
 
 def _bits_after_point(known: Calibration, name: str, *, least: int) -> int:
-    """As many as leave room for the range, at most 24; negative ones stand for powers of two."""
+    """Return the bits that leave room for the range, at most 24; negative ones mean 2^n."""
     return max(least, min(24, math.floor(math.log2(SUM_LIMIT / known.range_of(name)))))
 
 

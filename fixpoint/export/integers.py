@@ -27,14 +27,14 @@ LOG = np.rint(32768 * np.log2(1 + np.arange(65) / 64)).astype(np.uint16)
 
 
 def round_shift(value: Integers, shift: int) -> Integers:
-    """value / 2^shift to the nearest integer, halves away from 0."""
+    """Return value / 2^shift to the nearest integer, halves away from 0."""
     half = 1 << shift >> 1
     rounded: Integers = np.where(value < 0, -((half - value) >> shift), (value + half) >> shift)
     return rounded
 
 
 def clamp(value: Integers, limit: int) -> Integers:
-    """The value, or the limit that it passes."""
+    """Return the value, or the limit that it passes."""
     return np.clip(value, -limit, limit)
 
 
@@ -46,7 +46,7 @@ class Factor(NamedTuple):
 
     @classmethod
     def of(cls, factor: float, largest: int) -> Factor:
-        """The nearest factor with which values up to `largest` are below 2^62.
+        """Return the nearest factor with which values up to `largest` are below 2^62.
 
         >>> Factor.of(0.75, 1000)
         Factor(mantissa=805306368, shift=30)
@@ -61,12 +61,14 @@ class Factor(NamedTuple):
         return cls(min(round(math.ldexp(factor, shift)), (1 << bits) - 1), shift)
 
     def times(self, value: Integers) -> Integers:
-        """The product with an integer, to the nearest."""
+        """Return the product with an integer, to the nearest."""
         return round_shift(value * self.mantissa, self.shift)
 
 
 def tanh_q16(value: Integers, fraction_bits: int) -> Integers:
-    """65536 tanh(value / 2^fraction_bits), linear between the nodes of `TANH`; at least 5 bits."""
+    """Return 65536 tanh(value / 2^fraction_bits), linear between the nodes of `TANH`; at least 5
+    bits.
+    """
     size, shift = np.abs(value), fraction_bits - 5
     index = np.minimum(size >> shift, SEGMENTS - 1)
     inside = size - (index << shift)
@@ -77,12 +79,12 @@ def tanh_q16(value: Integers, fraction_bits: int) -> Integers:
 
 
 def sigmoid_q16(value: Integers, fraction_bits: int) -> Integers:
-    """65536 sigmoid(value / 2^fraction_bits), by (1 + tanh(value / 2)) / 2."""
+    """Return 65536 sigmoid(value / 2^fraction_bits), by (1 + tanh(value / 2)) / 2."""
     return 32768 + round_shift(tanh_q16(value, fraction_bits + 1), 1)
 
 
 def log2_asinh_q16(value: Integers) -> Integers:
-    """65536 asinh(value / 65536) / ln 2 for values up to 2^30, by log2(v + sqrt(v^2 + 1))."""
+    """Return 65536 asinh(value / 65536) / ln 2, values up to 2^30, by log2(v + sqrt(v^2 + 1))."""
     size = np.abs(value)
     total = size + _square_root(size * size + (1 << 32))
     exponent = np.frexp(total.astype(np.float64))[1].astype(np.int64) - 1
@@ -95,19 +97,19 @@ def log2_asinh_q16(value: Integers) -> Integers:
 
 
 def _square_root(value: Integers) -> Integers:
-    """The largest integer whose square is at most the value."""
+    """Return the largest integer whose square is at most the value."""
     root = np.sqrt(value.astype(np.float64)).astype(np.int64)
     root -= root * root > value
     return root + ((root + 1) * (root + 1) <= value)
 
 
 def product(matrix: Integers, value: Integers) -> Integers:
-    """value (B, columns) times the transpose of matrix (rows, columns), exact below 2^53."""
+    """Return value (B, columns) times the transpose of matrix (rows, columns), exact below 2^53."""
     return (value.astype(np.float64) @ matrix.T.astype(np.float64)).astype(np.int64)
 
 
 def function_bound(name: str) -> float:
-    """Bound of the error of tanh, sigmoid or asinh, rounding included.
+    """Return the bound of the error of tanh, sigmoid or asinh, rounding included.
 
     Between nodes a distance s apart linear interpolation is wrong by at most s^2 / 8 max |f''|:
     max |tanh''| = 4 / (3 sqrt(3)) with s = 1 / 32, max |log2''| = 1 / ln 2 with s = 1 / 64. Nodes

@@ -24,7 +24,7 @@ POSSIBLE = (
 def read_layers(
     layer: nn.Module, timesteps: int, *, fold: bool, equilibria: bool = False
 ) -> tuple[Recurrence, ...]:
-    """The recurrence of each layer of a module, the first one first.
+    """Return the recurrence of each layer of a module, the first one first.
 
     Args:
         fold: see `read_network`.
@@ -105,7 +105,7 @@ def _equilibrium(cell: Any, timesteps: int, fold: bool) -> Recurrence:
 
 
 def _map(cell: EquilibriumMap, fold: bool) -> tuple[Factors, Factors, Factors, Tensor | None]:
-    """V, W, U and b of a cell; the Jordan cell's U may be multiplied into the others."""
+    """Return V, W, U and b of a cell; the Jordan cell's U may be multiplied into the others."""
     if fold or type(cell) is not JordanMap or cell.rank == 0:
         weights = cell.as_leaky_step()
         assert weights is not None  # where it has a fused path
@@ -194,7 +194,7 @@ _READERS: dict[Any, Callable[..., Recurrence]] = {
 
 
 def _factors(weight: Any, fold: bool) -> Factors:
-    """The factors of a matrix of low rank, or their product where that has fewer entries."""
+    """Return the factors of a matrix of low rank, or their product where that has fewer entries."""
     if weight.rank is None:
         return (weight.full,)
     factors = (weight.left, weight.right)

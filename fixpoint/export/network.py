@@ -89,7 +89,7 @@ class Network:
     def advance(
         self, sample: Tensor, state: Tensor, t: int | Tensor, watch: Observer | None = None
     ) -> Tensor:
-        """The state, (B, state_size), after a sample, (B, d), at time step t.
+        """Return the state, (B, state_size), after a sample, (B, d), at time step t.
 
         Args:
             watch: called with LAYER.NAME and value of each intermediate result.
@@ -106,13 +106,13 @@ class Network:
         return torch.cat(states, 1)
 
     def output(self, state: Tensor) -> Tensor:
-        """h of the last layer, (B, n)."""
+        """Return h of the last layer, (B, n)."""
         last = self.layers[-1]
         start = self.state_size - last.state_size
         return state[:, start : start + last.size]
 
     def scores(self, x: Tensor) -> Tensor:
-        """Scores, (B, C), of windows x, (B, T, d), in the units of the sensor."""
+        """Return scores, (B, C), of windows x, (B, T, d), in the units of the sensor."""
         x = x.to(self.head.dtype)
         state = x.new_zeros(len(x), self.state_size)
         for t, sample in enumerate(x.unbind(1)):
@@ -120,7 +120,7 @@ class Network:
         return F.linear(self.output(state), self.head, self.head_bias)
 
     def to(self, dtype: torch.dtype) -> Network:
-        """The same with all arrays in another precision, apart from any graph."""
+        """Return the same with all arrays in another precision, apart from any graph."""
         return replace(
             self,
             inputs=self.inputs.to(dtype),
@@ -133,7 +133,7 @@ class Network:
 def read_network(
     run: Trained | Path | str, *, fold: bool = True, equilibria: bool = False
 ) -> Network:
-    """The network of a finished training run.
+    """Return the network of a finished training run.
 
     Args:
         run: what `load_trained` gives, or the folder of a run or of one of its checkpoints.
@@ -199,6 +199,8 @@ def check_finished(path: Path) -> None:
 
 
 def sensor_windows(data: Dataset, part: str) -> Tensor:
-    """The windows of a part of data that are not normalized, (N, T, d) float32 in their units."""
+    """Return the windows of a part of data that are not normalized, (N, T, d) float32 in their
+    units.
+    """
     windows: Tensor = getattr(data, f"x_{part}")
     return torch.cat([in_units(data, rows).float() for rows in windows.split(1024)])

@@ -73,23 +73,24 @@ class InputScale:
 
     @property
     def is_identity(self) -> bool:
-        """Whether samples are unchanged."""
+        """True if samples are unchanged."""
         zero = not bool(self.offset.any() or self.mean.any() or self.asinh)
         return zero and bool((self.scale == 1).all())
 
     def apply(self, x: Tensor, t: int | Tensor) -> Tensor:
-        """x' (B, d) of x (B, d) at time step t."""
+        """Return x' (B, d) of x (B, d) at time step t."""
         x = (x.to(self.scale.dtype) - self.offset - row(self.mean, t)) * row(self.scale, t)
         return x.asinh() if self.asinh else x
 
     def to(self, dtype: torch.dtype) -> InputScale:
-        """The same in another precision."""
+        """Return the same in another precision."""
         parts = (part.to(dtype) for part in (self.offset, self.mean, self.scale))
         offset, mean, scale = parts
         return InputScale(offset=offset, mean=mean, scale=scale, asinh=self.asinh)
 
     def rounding(self, largest: float) -> float:
-        """Bound of the error of x' by float32, the rounding of the samples to it included.
+        """Return the bound of the error of x' by float32, the rounding of the samples to it
+        included.
 
         Args:
             largest: largest absolute value of x' before asinh.

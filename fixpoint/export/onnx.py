@@ -60,7 +60,7 @@ class StepGraph(nn.Module):
 
 
 def carried_size(network: Network) -> int:
-    """Numbers of the state of a graph: those of the network, and the count where it has one."""
+    """Count the numbers of the state of a graph: the network's, and the count where it has one."""
     return network.state_size + bool(network.own_steps)
 
 
@@ -98,7 +98,7 @@ def write_onnx(network: Network, file: Path, *, streaming: bool = False) -> None
 
 
 def metadata(network: Network, *, streaming: bool) -> dict[str, str]:
-    """What the inputs and outputs of a graph are, by key."""
+    """Return what the inputs and outputs of a graph are, by key."""
     size = carried_size(network)
     texts = {
         "classes": json.dumps(network.classes),
@@ -117,7 +117,7 @@ def metadata(network: Network, *, streaming: bool) -> dict[str, str]:
 
 
 def _step_model(network: Network) -> Any:
-    """The graph of one time step."""
+    """Return the graph of one time step."""
     d, S = network.input_size, carried_size(network)
     arguments = {"sample": torch.zeros(2, d), "state": torch.zeros(2, S)}
     batch = torch.export.Dim("batch")
@@ -137,7 +137,7 @@ def _step_model(network: Network) -> Any:
 
 
 def onnx_scores(file: Path, windows: Tensor) -> Tensor:
-    """Scores, (B, C), of windows, (B, T, d), by onnxruntime, which must be installed."""
+    """Return scores, (B, C), of windows, (B, T, d), by onnxruntime, which must be installed."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -193,7 +193,7 @@ def export_onnx(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch's exporter prints and warns of its own code."""
+    """Hide what torch's exporter prints and warns of its own code."""
     logger: Any = logging.getLogger("torch.onnx")
     level = logger.level
     with (

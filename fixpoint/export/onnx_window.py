@@ -10,7 +10,8 @@ from fixpoint.export.network import Network
 
 
 def over_window(step: Any, network: Network) -> Any:
-    """A model from `window` (B, T, d) to `scores` (B, C), with the step as the body of a `Scan`.
+    """Return a model from `window` (B, T, d) to `scores` (B, C), with the step as the body of a
+    `Scan`.
 
     Loop-carried are the state, from 0, and the scores.
     """

@@ -108,7 +108,9 @@ class Recurrence:
     def step(
         self, x: Tensor, state: Tensor, t: int | Tensor, watch: Observer = lambda name, value: value
     ) -> Tensor:
-        """The state, (B, state_size), after x_t, (B, d), and the state before; h comes first."""
+        """Return the state, (B, state_size), after x_t, (B, d), and the state before; h comes
+        first.
+        """
         h = watch("h", state[:, : self.size])
         q = watch("p", _apply(self.input, watch("x", x), "W", watch))
         if self.kind == "leaky":
@@ -154,7 +156,7 @@ class Recurrence:
         return torch.cat([o.sigmoid() * c.tanh(), c], 1)
 
     def to(self, dtype: torch.dtype) -> Recurrence:
-        """The same in another precision, apart from any graph."""
+        """Return the same in another precision, apart from any graph."""
         changes: dict[str, Any] = {}
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
@@ -167,12 +169,14 @@ class Recurrence:
 
 
 def row(values: Tensor, t: int | Tensor) -> Tensor:
-    """The values of time step t, or of each t (B,); one row is that of every time step."""
+    """Return the values of time step t, or of each t (B,); one row is that of every time step."""
     return values[0] if len(values) == 1 else values[t]
 
 
 def _apply(factors: Factors, value: Tensor, name: str, watch: Observer) -> Tensor:
-    """The product of the factors with value (B, columns); the value between them is name + "2"."""
+    """Return the product of the factors with value (B, columns); the value between them is name +
+    "2".
+    """
     if len(factors) == 2:
         value = watch(name + "2", value @ factors[1].mT)
     return value @ factors[0].mT

@@ -58,7 +58,7 @@ class Resettable(nn.Module):
 
 
 def first_parameter(module: nn.Module) -> Tensor:
-    """A parameter of the module, whose dtype and device stand for all."""
+    """Return a parameter of the module, whose dtype and device stand for all."""
     for parameter in module._parameters.values():
         if parameter is not None:
             return parameter

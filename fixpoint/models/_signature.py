@@ -38,7 +38,7 @@ _UNKNOWN = re.compile(r"(?:unexpected keyword argument|^unknown \w+ option) '(\w
 
 
 def _answering(construct: Callable[..., None]) -> Callable[..., None]:
-    """The constructor, whose error for an unknown option lists the known ones."""
+    """Return the constructor, whose error for an unknown option lists the known ones."""
 
     @functools.wraps(construct)
     def answering(self: Any, *values: Any, **options: Any) -> None:
@@ -56,7 +56,7 @@ def _answering(construct: Callable[..., None]) -> Callable[..., None]:
 
 
 def full_signature(cls: type) -> inspect.Signature:
-    """The parameters of a class with `**options` resolved."""
+    """Return the parameters of a class with `**options` resolved."""
     found: dict[str, inspect.Parameter] = {}
     for owner in cls.__mro__:
         if "__init__" not in vars(owner):

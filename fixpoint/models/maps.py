@@ -108,7 +108,7 @@ class EquilibriumMap(ShowsAllOptions, Resettable):
             self.register_parameter("b", None)
 
     def bind(self, x: Tensor) -> Callable[[int, Tensor], Phi]:
-        """`at(t, h_prev)` giving phi of h, (B, n), for a sequence x, (T, B, d).
+        """Return `at(t, h_prev)` giving phi of h, (B, n), for a sequence x, (T, B, d).
 
         What does not depend on h is computed once: the inputs of all time steps in one product,
         V h_prev once a step. Time is split by `unbind`: indexing would make each step's backward
@@ -117,7 +117,7 @@ class EquilibriumMap(ShowsAllOptions, Resettable):
         raise NotImplementedError
 
     def as_leaky_step(self) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        """A (n, n), W' (n, d), b' (n,) with phi(h, h, x) = sigma(A h + W' x + b').
+        """Return a (n, n), W' (n, d), b' (n,) with phi(h, h, x) = sigma(A h + W' x + b').
 
         That is phi where h_prev = h: all that a single step needs, and where
         phi does not depend on h_prev any number of them. None where a map has no such form.
@@ -125,11 +125,13 @@ class EquilibriumMap(ShowsAllOptions, Resettable):
         return None
 
     def as_self_feedback(self) -> SelfFeedback | None:
-        """The weights of phi = sigma(U h + V h_prev + W x + b), None where phi has another form."""
+        """Return the weights of phi = sigma(U h + V h_prev + W x + b), None where phi has another
+        form.
+        """
         return None
 
     def defines(self, form: str) -> bool:
-        """Whether `form`, a method as "as_leaky_step", describes this class's own phi.
+        """Tell whether `form`, a method as "as_leaky_step", describes this class's own phi.
 
         A subclass with a new phi and the form of its parent is another map.
         """
@@ -139,7 +141,7 @@ class EquilibriumMap(ShowsAllOptions, Resettable):
         )
 
     def _owner(self, method: str) -> type:
-        """The class that defines the method."""
+        """Return the class that defines the method."""
         return next(c for c in type(self).__mro__ if method in vars(c))
 
     def forward(
@@ -150,7 +152,7 @@ class EquilibriumMap(ShowsAllOptions, Resettable):
         *,
         read: Callable[[EquilibriumMap], Any] | None = None,
     ) -> Any:
-        """phi(h, h_prev, x) with h, h_prev (B, n) and x (B, d).
+        """Return phi(h, h_prev, x) with h, h_prev (B, n) and x (B, d).
 
         A layer calls it once a sequence with `read`, a function of the map that takes its weights
         or binds it, and gets the result: so the map's hooks run, those of pruning among them.
@@ -164,11 +166,11 @@ class EquilibriumMap(ShowsAllOptions, Resettable):
         return self.bind(x.unsqueeze(0))(0, h_prev)(h)
 
     def single_step(self, h: Tensor, h_prev: Tensor, x: Tensor) -> Tensor:
-        """phi(h, h_prev, x), where it is cheaper for one time step than by way of `bind`."""
+        """Return phi(h, h_prev, x), where it is cheaper for one time step than by way of `bind`."""
         raise NotImplementedError
 
     def input_projection(self, x: Tensor) -> Tensor:
-        """W x + b for every time step, (T, B, n)."""
+        """Return W x + b for every time step, (T, B, n)."""
         return F.linear(x, self.W, self.b)
 
     def extra_repr(self) -> str:
@@ -222,7 +224,7 @@ class JordanMap(EquilibriumMap):
         return lambda t, h_prev: lambda h: act(torch.addmm(u[t], h, A.mT))
 
     def as_leaky_step(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(I + U) V, (I + U) W, (I + U) b."""
+        """Return (I + U) V, (I + U) W, (I + U) b."""
         if self.rank == 0:
             return self.V, self.W, self.b
         A, W = self.V + self._feedback(self.V), self.W + self._feedback(self.W)
@@ -396,7 +398,7 @@ class LinearMap(SelfFeedbackMap):
         return SelfFeedback(torch.zeros_like(self.V), *self.as_leaky_step())
 
     def _inverse(self) -> Tensor:
-        """(I - U)^-1 or I + U, (n, n)."""
+        """Return (I - U)^-1 or I + U, (n, n)."""
         U = self.U
         one = torch.eye(self.hidden_size, dtype=U.dtype, device=U.device)
         return torch.linalg.inv_ex(one - U)[0] if self.inverse == "exact" else one + U

@@ -13,7 +13,7 @@ from fixpoint._messages import unknown_name
 from fixpoint.data import Dataset, load_dataset, normalize
 from fixpoint.data.sources.toy_walks import toy_walks
 from fixpoint.training.commands.console import say
-from fixpoint.training.commands.save_figure import save_figure
+from fixpoint.training.commands.save_figure import caption, save_figure
 
 
 def draw_figures(
@@ -60,7 +60,7 @@ def draw_figures(
     band = " Median of the seeds, in a band of their range." if len(seeds) > 1 else ""
     paths = []
     for name in names:
-        about = (FIGURES[name].__doc__ or "").splitlines()[0] + band
+        about = caption(FIGURES[name]) + band
         with console.status(f"drawing {name}"):
             files = save_figure(figure(name, runs), out / name, formats, about)
         paths += files
@@ -71,7 +71,7 @@ def draw_figures(
 
 
 def _windows(name: str) -> Dataset:
-    """The data normalized, and as numbers where they are stored smaller."""
+    """Return the data normalized, and as numbers where they are stored smaller."""
     data = normalize(load_dataset(name))
     if data.kind != "classification":
         raise ValueError(f"{name} holds words; the figures are of windows of numbers, as har2")

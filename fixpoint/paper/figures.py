@@ -157,7 +157,7 @@ class Runs:
     def _on(
         self, data: Windows, make: Callable[[], nn.Module], **options: Any
     ) -> tuple[nn.Module, History]:
-        """The model of a layer, trained on windows by the paper's protocol."""
+        """Return the model of a layer, trained on windows by the paper's protocol."""
         train = partial(
             record_training,
             x=data.x_train,
@@ -181,23 +181,23 @@ class Runs:
 
 
 def phi(runs: Runs) -> Figure:
-    """Phi and Phi' over alpha (figure derivativefig)."""
+    """Draw Phi and Phi' over alpha (figure derivativefig)."""
     return plots.figure_of(plots.plot_equilibrium())
 
 
 def steps(runs: Runs) -> Figure:
-    """Steps of plain, damped and Newton iteration to Phi(alpha), over alpha."""
+    """Draw steps of plain, damped and Newton iteration to Phi(alpha), over alpha."""
     return plots.figure_of(plots.plot_steps())
 
 
 def h1(runs: Runs) -> Figure:
-    """H1: parameter change over training on the walks (figure val, a)."""
+    """Draw H1: parameter change over training on the walks (figure val, a)."""
     drifts = _by_name(runs, lambda run: run.toy, lambda _, h: parameter_drift(h.parameters))
     return plots.figure_of(plots.plot_drift(drifts))
 
 
 def h2(runs: Runs) -> Figure:
-    """H2: discrimination of the states over time on test walks (figure val, b)."""
+    """Draw H2: discrimination of the states over time on test walks (figure val, b)."""
     data = runs.toy_walks
     few = evenly_spaced(len(data.x_test), 1000)
     x, y = data.x_test[few], data.y_test[few]
@@ -206,19 +206,19 @@ def h2(runs: Runs) -> Figure:
 
 
 def h3(runs: Runs) -> Figure:
-    """H3: training loss on the walks (figure H3)."""
+    """Draw H3: training loss on the walks (figure H3)."""
     histories = _by_name(runs, lambda run: run.toy, lambda _, history: history)
     return plots.figure_of(plots.plot_loss(histories))
 
 
 def convergence(runs: Runs) -> Figure:
-    """Training loss of the approaches on real windows (figure acc_vs_epoch_har_2)."""
+    """Draw training loss of the approaches on real windows (figure acc_vs_epoch_har_2)."""
     histories = _by_name(runs, lambda run: run.real, lambda _, history: history)
     return plots.figure_of(plots.plot_loss(histories, title=runs.windows.name))
 
 
 def eta(runs: Runs) -> Figure:
-    """Learned eta over time with its line, K = 1 and both updates of K = 2 (figure eta)."""
+    """Draw learned eta over time with its line, K = 1 and both updates of K = 2 (figure eta)."""
     first = runs.windows.name
     real = _by_name(runs, lambda run: run.real, _eta_of)
     second = _by_name(runs, lambda run: run.second, _eta_of)
@@ -232,7 +232,7 @@ def eta(runs: Runs) -> Figure:
 
 
 def gradients(runs: Runs) -> Figure:
-    """|d loss / d h_t| over time of the models trained on real windows."""
+    """Draw |d loss / d h_t| over time of the models trained on real windows."""
     x, y = runs.windows.x_test[:64], runs.windows.y_test[:64]
 
     def norm(model: Any, _: History) -> Tensor:
@@ -245,7 +245,7 @@ def gradients(runs: Runs) -> Figure:
 
 
 def condition(runs: Runs) -> Figure:
-    """||I + eta f'(h)|| over the training of ERNN with K = 1 and 2 on real windows."""
+    """Draw ||I + eta f'(h)|| over the training of ERNN with K = 1 and 2 on real windows."""
     axes = plots.panels(1, 2, sharey=True)
     for one, name in zip(axes, ("ERNN K=1", "ERNN K=2"), strict=True):
         watched = [run.real[name][1].watched for run in runs.of_each_seed]
@@ -255,7 +255,7 @@ def condition(runs: Runs) -> Figure:
 
 
 def solvers(runs: Runs) -> Figure:
-    """Residual and time of every solver on one equilibrium layer, tanh(U h + c), D = 64."""
+    """Draw residual and time of every solver on one equilibrium layer, tanh(U h + c), D = 64."""
     map_, z0 = _tanh_layer(runs.seed)
     chosen = {name: make_solver(name) for name in SOLVERS if name != "inexact-newton"}
     axes = plots.panels(1, 2)
@@ -269,7 +269,7 @@ def solvers(runs: Runs) -> Figure:
 
 
 def gradient(runs: Runs) -> Figure:
-    """Error of unrolled and implicit gradients against evaluations, on the same layer."""
+    """Draw error of unrolled and implicit gradients against evaluations, on the same layer."""
     map_, z0 = _tanh_layer(runs.seed)
     weight = map_.keywords["U"].requires_grad_()
     rtols = [10.0**-p for p in range(1, 13)]
@@ -278,7 +278,7 @@ def gradient(runs: Runs) -> Figure:
 
 
 def basin(runs: Runs) -> Figure:
-    """Basins of plain iteration and of Newton for two coupled units; pale: more updates."""
+    """Draw basins of plain iteration and of Newton for two coupled units; pale: more updates."""
     axes = plots.panels(1, 2, sharey=True)
     starts = torch.tensor([[-1.6, 0.4], [0.3, 1.7], [1.5, -0.2]], dtype=torch.float64)
     known = None
@@ -314,7 +314,7 @@ FIGURES: dict[str, Callable[[Runs], Figure]] = {
 
 
 def figure(name: str, runs: Runs) -> Figure:
-    """The figure of that name.
+    """Return the figure of that name.
 
     Raises:
         ValueError: no figure has that name, or it needs data that `runs` lacks.
@@ -334,7 +334,7 @@ def _by_name(
     models: Callable[[Runs], Mapping[str, tuple[nn.Module, History]]],
     measure: Callable[[nn.Module, History], Any],
 ) -> dict[str, list[Any]]:
-    """What is measured of each model, by its name, one value for each seed."""
+    """Return what is measured of each model, by its name, one value for each seed."""
     found = [models(run) for run in runs.of_each_seed]
     return {name: [measure(*trained[name]) for trained in found] for name in found[0]}
 
@@ -345,13 +345,15 @@ def _eta_of(model: nn.Module, _: History) -> Tensor | None:
 
 
 def _ernn(data: Windows, hidden: int, K: int) -> nn.Module:
-    """The paper's benchmark layer for these windows."""
+    """Return the paper's benchmark layer for these windows."""
     steps, d = data.x_train.shape[1:]
     return ERNN(d, hidden, rank=8, max_iter=K, timesteps=steps, batch_first=True)
 
 
 def _tanh_layer(seed: int) -> tuple[partial[Tensor], Tensor]:
-    """tanh(U h + c) of 64 units, U symmetric with spectrum in [-0.98, 0.98], 8 samples, float64."""
+    """Return tanh(U h + c) of 64 units, U symmetric with spectrum in [-0.98, 0.98], 8 samples,
+    float64.
+    """
     generator = torch.Generator().manual_seed(seed)
     U, _ = torch.linalg.qr(torch.randn(64, 64, dtype=torch.float64, generator=generator))
     U = 0.98 * U @ torch.diag(torch.linspace(-1, 1, 64, dtype=torch.float64)) @ U.mT
@@ -364,6 +366,8 @@ def _tanh_map(h: Tensor, U: Tensor, c: Tensor) -> Tensor:
 
 
 def _two_units(z: Tensor) -> Tensor:
-    """tanh(A z), two units that excite themselves and each other: 0 and two stable equilibria."""
+    """Return tanh(A z), two units that excite themselves and each other: 0 and two stable
+    equilibria.
+    """
     A = torch.tensor([[1.5, 0.6], [0.6, 1.1]], dtype=z.dtype)
     return torch.tanh(z @ A.mT)

@@ -101,7 +101,9 @@ def _solves(model: nn.Module, x: Tensor) -> dict[str, float]:
 
 
 def tight_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor | None:
-    """Gradient of the loss at the equilibria, to rounding; None where they are not reached."""
+    """Return the gradient of the loss at the equilibria, to rounding; None where they are not
+    reached.
+    """
     tight = Newton(rtol=1e-10, atol=1e-14, max_iter=30)
     gradient = _gradient(model, x, y, tight, Implicit())
     layer: Any = with_solver(model, tight, Implicit()).layer
@@ -113,13 +115,15 @@ def tight_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor | None:
 def gradient_error(
     model: nn.Module, x: Tensor, y: Tensor, exact: Tensor, solver: Solver, backward: Backward
 ) -> float:
-    """|g - exact| / |exact| of the gradient of the loss over all parameters."""
+    """Return |g - exact| / |exact| of the gradient of the loss over all parameters."""
     g = _gradient(model, x, y, solver, backward)
     return float((g - exact).norm() / exact.norm())
 
 
 def with_solver(model: nn.Module, solver: Solver, backward: Backward) -> LastStateClassifier:
-    """The classifier with the same weights, whose equilibria are found and differentiated so."""
+    """Return the classifier with the same weights, whose equilibria are found and differentiated
+    so.
+    """
     layer: Any = model.layer
     cell = layer.cell
     head: Any = model.head
@@ -143,7 +147,7 @@ def _gradient(model: nn.Module, x: Tensor, y: Tensor, solver: Solver, backward: 
 
 
 def _training_step(model: nn.Module, data: Dataset) -> dict[str, float | None]:
-    """Forward, backward and update of a batch, once to warm up and then measured."""
+    """Measure forward, backward and update of a batch, after one to warm up."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
     x, y = data.inputs(data.x_train[:BATCH]), data.y_train[:BATCH]
     memory, seconds = PeakMemory(x.device), []

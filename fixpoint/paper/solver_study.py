@@ -13,7 +13,7 @@ from fixpoint._messages import SomeFailed
 from fixpoint.paper.solver_measures import LOST, measure
 from fixpoint.training.commands.comparison import buildable, run_missing
 from fixpoint.training.commands.console import say
-from fixpoint.training.commands.save_figure import save_figure
+from fixpoint.training.commands.save_figure import caption, save_figure
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.engine.model_factory import resolve
 from fixpoint.training.recipe.names import SOLVERS
@@ -65,7 +65,7 @@ cell. The learning rate of that epoch is that of the first one of the main rows.
 def study_runs(
     design: Design = DESIGN, *, seeds: Sequence[int] | None = None, **changes: Any
 ) -> list[Recipe]:
-    """The runs of a design, those of its first rows and seeds first.
+    """Return the runs of a design, those of its first rows and seeds first.
 
     Args:
         seeds: of every row, in place of its own.
@@ -133,7 +133,8 @@ def measure_missing(console: Console, records: Records, runs: Sequence[Recipe], 
 
 
 def grid_run(runs: Sequence[Recipe]) -> str | None:
-    """The key of the run on whose weights all solvers, tolerances and backwards are measured.
+    """Return the key of the run on whose weights all solvers, tolerances and backwards are
+    measured.
 
     It is the first of the longest that solve for an equilibrium.
     """
@@ -148,12 +149,12 @@ def _show(console: Console, records: list[Record], out: Path, formats: Sequence[
     replace_file(out / "solvers.md", (text + "\n").encode())
     console.print(text, markup=False, soft_wrap=True)
     for name, draw in plots.STUDY_FIGURES.items():
-        files = save_figure(draw(records), out / name, formats, (draw.__doc__ or "").split("\n")[0])
+        files = save_figure(draw(records), out / name, formats, caption(draw))
         say(console, f"Figure: {', '.join(map(str, files))}")
 
 
 def tables(records: list[Record]) -> list[str]:
-    """Those of the page: the longest runs, the sweep of shorter ones, and the grid."""
+    """Write the tables of the page: the longest runs, the sweep of shorter ones, and the grid."""
     longest = max(record["run"]["epochs"] for record in records)
     long = [record for record in records if record["run"]["epochs"] == longest]
     short = [record for record in records if record["run"]["epochs"] < longest]
@@ -185,7 +186,7 @@ GRID_COLUMNS = (
 
 
 def markdown_table(records: list[Record]) -> str:
-    """A row for each setting; mean and standard deviation where it has several seeds."""
+    """Return a row for each setting; mean and standard deviation where it has several seeds."""
     heads = ["cell", "solver", "rtol", "backward", "seeds", *(column.head for column in COLUMNS)]
     rows = []
     for group in groups([{**r, "accuracy_first": r["epochs"][0]["accuracy"]} for r in records]):
@@ -196,7 +197,7 @@ def markdown_table(records: list[Record]) -> str:
 
 
 def sweep_table(records: list[Record]) -> str:
-    """A row for each cell, solver and tolerance, with a few columns for each backward."""
+    """Return a row for each cell, solver and tolerance, with a few columns for each backward."""
     by_row: dict[tuple[str, ...], dict[str, list[Record]]] = {}
     for record in records:
         run = record["run"]
@@ -213,7 +214,7 @@ def sweep_table(records: list[Record]) -> str:
 
 
 def grid_table(records: list[Record]) -> str:
-    """A row for each solver, tolerance and backward, all on the weights of one model."""
+    """Return a row for each solver, tolerance and backward, all on the weights of one model."""
     rows = [
         [SOLVERS[row["solver"]], _tolerance(row), row["backward"]]
         + [column.text([row]) for column in GRID_COLUMNS]

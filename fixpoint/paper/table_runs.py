@@ -47,7 +47,7 @@ def reproduce_table(
         target: a name in `TABLES`.
         out: folder of `runs.jsonl`, `report.html` and the checkpoints.
         jobs: runs at a time.
-        cluster: address of a scheduler whose workers take the runs; see `run_on_cluster`.
+        cluster: where else the runs are trained; see `make_executor`.
         datasets, models: take only these; None takes all.
         seeds: a run each.
         protocol: "paper" takes the recipe by the paper's protocol where the row has another.
@@ -88,7 +88,7 @@ def reproduce_table(
 
 
 def beside_table(target: str, ours: dict[Row, list[Record]]) -> FittingTable:
-    """A line a row of the paper: value, size and training time, the paper's and ours."""
+    """Return a line a row of the paper: value, size and training time, the paper's and ours."""
     heads = ("paper", "ours\nbest", "ours\nlast", "paper\nKB", "ours\nKB", "paper\nhours")
     rows, notes = [], []
     for row, records in ours.items():
@@ -118,13 +118,13 @@ def beside_table(target: str, ours: dict[Row, list[Record]]) -> FittingTable:
 
 
 def paper_recipe(name: str) -> Recipe:
-    """The recipe of a row by the paper's protocol: NAME-paper where NAME differs from it."""
+    """Return the recipe of a row by the paper's protocol: NAME-paper where NAME differs from it."""
     other = f"{name}-paper"
     return load_recipe(other if other in known_recipes() else name)
 
 
 def differences(record: Record, recipe: Recipe) -> list[str]:
-    """Settings of a run that are not those of a recipe, as "rotate 30".
+    """Return settings of a run that are not those of a recipe, as "rotate 30".
 
     Seed, device and the chosen period of the halvings are left out.
 
@@ -161,14 +161,14 @@ def _mean(records: list[Record], field: str, digits: int) -> str:
 
 
 def _hours(values: list[float]) -> str:
-    """Their mean, by two digits however short it is."""
+    """Return their mean, by two digits however short it is."""
     return f"{statistics.fmean(values):.2g}" if values else "-"
 
 
 def _chosen(
     recipes: dict[str, Recipe], key: str, wanted: list[str] | None, known: set[str]
 ) -> dict[str, Recipe]:
-    """The recipes with one of the values of `key`, or all."""
+    """Return the recipes with one of the values of `key`, or all."""
     for name in wanted or []:
         if name not in known:
             raise ValueError(unknown_name(f"{key} of this table", name, sorted(known)))
@@ -176,7 +176,7 @@ def _chosen(
 
 
 def _runnable(console: Console, recipes: dict[str, Recipe]) -> dict[str, Recipe]:
-    """The recipes, resolved, whose data and model are there; why not is said of the others."""
+    """Return the recipes, resolved, whose data and model are there; print why others are not."""
     good, prepared = {}, preparer()
     reasons: dict[str, list[str]] = {}
     parts: dict[str, str] = {}

@@ -14,7 +14,7 @@ from fixpoint.solution import Solution
 
 
 class SequenceAdjoint:
-    """How the reversed recurrence of a gradient is solved.
+    """Solver of the reversed recurrence of a gradient.
 
     It is iterated with the Jacobian of the forward solve to a tolerance relative to lambda, one
     batched vector-Jacobian product an iteration; samples that do not converge are solved step by

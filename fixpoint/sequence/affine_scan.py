@@ -20,15 +20,15 @@ class AffineScan:
     """
 
     def forward(self, r: Tensor) -> Tensor:
-        """delta, (T, B, n), from r, (T, B, n), which may be overwritten."""
+        """Return delta, (T, B, n), from r, (T, B, n), which may be overwritten."""
         raise NotImplementedError
 
     def transposed(self, r: Tensor) -> Tensor:
-        """The transpose applied to r, (T, B, n), which may be overwritten."""
+        """Return the transpose applied to r, (T, B, n), which may be overwritten."""
         raise NotImplementedError
 
     def select(self, samples: Tensor) -> AffineScan:
-        """The scan of some samples, given by their indices."""
+        """Return the scan of some samples, given by their indices."""
         raise NotImplementedError
 
 
@@ -156,7 +156,8 @@ class DenseScan(AffineScan):
 
 
 def diagonal_scan(a: Tensor, r: Tensor, *, reverse: bool = False) -> Tensor:
-    """delta_t = a_t * delta_{t-1} + r_t, or with `reverse` delta_t = a_{t+1} * delta_{t+1} + r_t.
+    """Return delta_t = a_t * delta_{t-1} + r_t, or with `reverse` delta_t = a_{t+1} * delta_{t+1} +
+    r_t.
 
     A loop over time on the CPU, a Triton kernel on a CUDA device where Triton is installed, else
     log2(T) rounds of the associative scan.
@@ -174,7 +175,7 @@ def diagonal_scan(a: Tensor, r: Tensor, *, reverse: bool = False) -> Tensor:
 
 
 def dense_scan(a: Tensor, r: Tensor) -> Tensor:
-    """delta_t = A_t delta_{t-1} + r_t for A, (T, B, n, n), and r, (T, B, n)."""
+    """Return delta_t = A_t delta_{t-1} + r_t for A, (T, B, n, n), and r, (T, B, n)."""
     if r.device.type != "cpu":
         return doubling_scan(a, r)
     delta, carry = torch.empty_like(r), torch.zeros_like(r[:1])[0]
@@ -185,7 +186,7 @@ def dense_scan(a: Tensor, r: Tensor) -> Tensor:
 
 
 def doubling_scan(a: Tensor, r: Tensor) -> Tensor:
-    """The recurrence of diagonal or dense A by log2(T) rounds over all t at once, for any T."""
+    """Return recurrence of diagonal or dense A by log2(T) rounds over all t at once, for any T."""
     times = torch.mul if a.dim() == r.dim() else _multiply
     step = 1
     while step < len(r):
@@ -215,7 +216,7 @@ def _multiply(a: Tensor, v: Tensor) -> Tensor:
 
 
 def _reversed(a: Tensor) -> Tensor:
-    """Factors of the reversed recurrence, read from the end: 0, a_T, .., a_2."""
+    """Return factors of the reversed recurrence, read from the end: 0, a_T, .., a_2."""
     return torch.cat([torch.zeros_like(a[:1]), a[1:].flip(0)])
 
 

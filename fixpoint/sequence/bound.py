@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def leaky_error_bound(decay: Tensor, gain: Tensor, iterations: int) -> Tensor:
-    """Bounds of |e_t^(i)| / max_s |e_s^(0)| for i = 0 .. `iterations`, (iterations + 1, T).
+    """Return bounds of |e_t^(i)| / max_s |e_s^(0)| for i = 0 .. `iterations`, (iterations + 1, T).
 
     For h_t = decay_t h_{t-1} + b_t sigma(A h_{t-1} + u_t) and gain_t = |b_t| L with
     L = max ||D A||_2, D the diagonal of sigma', at most ||A||_2 where |sigma'| <= 1:

@@ -49,15 +49,15 @@ class SequenceJacobian:
     """
 
     def linearize(self, recurrence: Recurrence, path: Tensor) -> Linearization:
-        """At the states h_0 .. h_T, (T + 1, B, n)."""
+        """Linearize at the states h_0 .. h_T, (T + 1, B, n)."""
         raise NotImplementedError
 
     def window(self, times: slice) -> SequenceJacobian:
-        """The Jacobian of a stretch of time."""
+        """Return the Jacobian of a stretch of time."""
         return self
 
     def plain(self) -> SequenceJacobian:
-        """The Jacobian without what bounds an update of the states: that of the adjoint."""
+        """Return the Jacobian without what bounds an update of the states: that of the adjoint."""
         return self
 
 
@@ -109,7 +109,7 @@ class LeakyJacobian(SequenceJacobian):
         return self if self.decay.dim() == 0 else LeakyJacobian(self.decay[times])
 
     def scan(self, T: int, like: Tensor) -> ScalarScan:
-        """The scan of T steps, in the dtype and on the device of a tensor."""
+        """Return the scan of T steps, in the dtype and on the device of a tensor."""
         if self.decay.dim() and len(self.decay) != T:
             raise ValueError(f"decay must have T = {T} entries; got {len(self.decay)}")
         scan = self._scan
@@ -184,7 +184,9 @@ class DiagonalJacobian(SequenceJacobian):
         return F.view(shape), a.view(shape), products
 
     def _joint(self, recurrence: Recurrence, path: Tensor) -> Linearization:
-        """delta_t = (r_t + d_prev delta_{t-1}) / (1 - d) with the diagonals d, d_prev of phi."""
+        """Return delta_t = (r_t + d_prev delta_{t-1}) / (1 - d) with the diagonals d, d_prev of
+        phi.
+        """
         if self.formula is not None or self.trust_region:
             raise ValueError("an equilibrium takes no formula and no trust region: leave them out")
         shape, step = path[1:].shape, recurrence.step_at(recurrence.flat_x())
@@ -199,7 +201,7 @@ class DiagonalJacobian(SequenceJacobian):
         return Linearization(F.view(shape), scan, products + more)
 
     def _probe(self, phi: Callable[[Tensor], Tensor], h: Tensor) -> tuple[Tensor, Tensor, int]:
-        """phi(h), its diagonal or the mean of z * (J z), and the products made."""
+        """Return phi(h), its diagonal or the mean of z * (J z), and the products made."""
         n = h.shape[1]
         if self.probes is None and n <= MAX_DENSE:
             with torch.enable_grad():
@@ -254,7 +256,7 @@ JACOBIANS = ("auto", "leaky", "zero", "identity", "diagonal", "dense")
 def make_jacobian(
     name: str | SequenceJacobian, decay: Tensor | float | None, recurrence: Recurrence
 ) -> SequenceJacobian:
-    """The Jacobian of that name, or the given one.
+    """Return the Jacobian of that name, or the given one.
 
     "auto" is leaky where a decay is given, dense for n <= 32, else diagonal.
 

@@ -84,7 +84,7 @@ class StepNorms(Norms):
 
 
 class ParallelTime(Picard):
-    """Solves z = f(z), the states of all time steps, by z <- z + S (f(z) - z), S a scan over time.
+    """Solver of z = f(z), the states of all time steps: z <- z + S (f(z) - z), S a scan over time.
 
     S stands for (I - J)^-1, J the Jacobian of f. Without a joint equilibrium J is strictly below
     the diagonal in time, and h_1 .. h_i are exact after i updates, whatever S is. For the linear

@@ -38,22 +38,22 @@ class Recurrence(NamedTuple):
         return (T, *self.h0.shape)
 
     def step_at(self, x: Tree) -> RowMap:
-        """The map of rows (h, h_prev) for the inputs x of these rows."""
+        """Return the map of rows (h, h_prev) for the inputs x of these rows."""
         if self.joint:
             return lambda h, h_prev: self._checked(self.f(h, h_prev, x), h_prev)
         return lambda h, h_prev: self._checked(self.f(h_prev, x), h_prev)
 
     def flat_x(self) -> Tree:
-        """x with the time and batch axes as one axis of T B rows."""
+        """Return x with the time and batch axes as one axis of T B rows."""
         return _map(lambda leaf: leaf.flatten(0, 1), self.x)
 
     def evaluate(self, h: Tensor, h_prev: Tensor) -> Tensor:
-        """f of all T B rows in one call, (T, B, n), from h and h_prev, (T, B, n)."""
+        """Return f of all T B rows in one call, (T, B, n), from h and h_prev, (T, B, n)."""
         step = self.step_at(self.flat_x())
         return step(h.flatten(0, 1), h_prev.flatten(0, 1)).reshape(h.shape)
 
     def of_rows(self, z: Tensor) -> Tensor:
-        """f of all states h_1 .. h_T of each sample, (B, T n): its fixed point is the sequence."""
+        """Evaluate f at all states h_1 .. h_T of each sample, (B, T n)."""
         T, B, n = self.shape
         H = z.view(B, T, n).transpose(0, 1)
         F = self.evaluate(H, torch.cat([self.h0.unsqueeze(0), H[:-1]]))
@@ -65,18 +65,18 @@ class Recurrence(NamedTuple):
         self.step_at(x)(self.h0.detach(), self.h0.detach())
 
     def steps(self) -> list[RowMap]:
-        """The map of rows (h, h_prev) at each t."""
+        """Return the map of rows (h, h_prev) at each t."""
         leaves, structure = tree_flatten(self.x)
         per_step = zip(*(leaf.unbind(0) for leaf in leaves), strict=True)
         return [self.step_at(tree_unflatten(x, structure)) for x in per_step]
 
     def select(self, samples: Tensor) -> Recurrence:
-        """The recurrence of some samples, given by their indices."""
+        """Return the recurrence of some samples, given by their indices."""
         x = _map(lambda leaf: leaf.index_select(1, samples), self.x)
         return self._replace(x=x, h0=self.h0.index_select(0, samples))
 
     def window(self, times: slice, h0: Tensor) -> Recurrence:
-        """The recurrence of a stretch of time, from the state before it."""
+        """Return the recurrence of a stretch of time, from the state before it."""
         return self._replace(x=_map(lambda leaf: leaf[times], self.x), h0=h0)
 
     def _checked(self, h: Tensor, h_prev: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Recurrence(NamedTuple):
 
 
 def make_recurrence(f: Step, x: Tree, h0: Tensor, *, joint: bool) -> Recurrence:
-    """The recurrence, after a check of its tensors.
+    """Return the recurrence, after a check of its tensors.
 
     Raises:
         ValueError: shapes do not fit.

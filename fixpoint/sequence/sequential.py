@@ -16,7 +16,7 @@ from fixpoint.solvers import Solver
 
 @torch.no_grad()
 def sequential_states(recurrence: Recurrence, solver: Solver | None) -> tuple[Tensor, Tensor]:
-    """h_1 .. h_T, (T, B, n), one step after the other, and a `Result` of each sample, (B,).
+    """Return h_1 .. h_T, (T, B, n), one step after the other, and a `Result` of each sample, (B,).
 
     A joint equilibrium is solved by `solver` at each step; its worst result is that of the sample.
     """
@@ -34,7 +34,8 @@ def sequential_states(recurrence: Recurrence, solver: Solver | None) -> tuple[Te
 
 
 def sequential_adjoint(recurrence: Recurrence, path: Tensor, g: Tensor) -> Tensor:
-    """lambda_t = g_t + J_{t+1}^T lambda_{t+1} at the states h_0 .. h_T, (T + 1, B, n), exactly.
+    """Return lambda_t = g_t + J_{t+1}^T lambda_{t+1} at the states h_0 .. h_T, (T + 1, B, n),
+    exactly.
 
     With a joint equilibrium (I - d phi / d h)^T lambda_t = g_t + (d phi / d h_prev)^T lambda_{t+1}.
     """
@@ -48,7 +49,8 @@ def sequential_adjoint(recurrence: Recurrence, path: Tensor, g: Tensor) -> Tenso
 
 
 def sequential_tangent(recurrence: Recurrence, path: Tensor, g: Tensor) -> Tensor:
-    """e_t = g_t + J_t e_{t-1} at the states h_0 .. h_T, the transpose of `sequential_adjoint`.
+    """Return e_t = g_t + J_t e_{t-1} at the states h_0 .. h_T, the transpose of
+    `sequential_adjoint`.
 
     With a joint equilibrium the inputs g are those of the transpose: e_t = y_t, where
     (I - d phi / d h) y_t = g_t + (d phi / d h_prev) y_{t-1}.
@@ -63,7 +65,7 @@ def sequential_tangent(recurrence: Recurrence, path: Tensor, g: Tensor) -> Tenso
 def advance_tangent(
     step: RowMap, h: Tensor, h_prev: Tensor, e: Tensor, g: Tensor | None = None, *, joint: bool
 ) -> Tensor:
-    """J e + g, (B, n), for one step from h_prev to h; see `sequential_tangent`."""
+    """Return J e + g, (B, n), for one step from h_prev to h; see `sequential_tangent`."""
     total = _jvp(step, h, h_prev, e)
     if g is not None:
         total = total + g
@@ -99,7 +101,7 @@ def _vjp(F: Tensor, h: Tensor, v: Tensor) -> Tensor:
 
 
 def _jvp(step: RowMap, h: Tensor, h_prev: Tensor, v: Tensor) -> Tensor:
-    """(d step / d h_prev) v by two vector-Jacobian products: any f has them."""
+    """Return (d step / d h_prev) v by two vector-Jacobian products: any f has them."""
     h_prev = h_prev.detach().clone().requires_grad_()
     with torch.enable_grad():
         F = step(h, h_prev)

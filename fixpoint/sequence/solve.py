@@ -25,7 +25,7 @@ CONTIGUOUS = torch.contiguous_format
 
 
 class Tolerance(NamedTuple):
-    """When a sample is done; rtol = atol = 0 makes exactly max_iter updates."""
+    """Tolerances and most updates; rtol = atol = 0 makes exactly max_iter updates."""
 
     rtol: float
     atol: float
@@ -52,7 +52,8 @@ def solve_sequence(
     adjoint: SequenceAdjoint | None = None,
     fallback: Fallback = "sequential",
 ) -> Solution:
-    """The states of h_t = f(h_{t-1}, x_t), t = 1 .. T, solved for all t at once, differentiable.
+    """Return the states of h_t = f(h_{t-1}, x_t), t = 1 .. T, solved for all t at once,
+    differentiable.
 
     One iteration evaluates f on all T B rows in one call, scans the residuals,
     delta_t = A_t delta_{t-1} + f(h_{t-1}, x_t) - h_t, and adds delta. h_1 .. h_i are exact after i
@@ -124,7 +125,8 @@ def solve_equilibrium_sequence(
     adjoint: SequenceAdjoint | None = None,
     fallback: Fallback = "sequential",
 ) -> Solution:
-    """The states of h_t = phi(h_t, h_{t-1}, x_t): inner equilibria and time as one fixed point.
+    """Return the states of h_t = phi(h_t, h_{t-1}, x_t): inner equilibria and time as one fixed
+    point.
 
     One iteration evaluates phi on all T B rows, with h_t and h_{t-1} of the iterate, and solves
     (I - d phi / d h) delta_t = (d phi / d h_prev) delta_{t-1} + phi - h_t with the chosen
@@ -227,7 +229,7 @@ def _with_gradient(
     adjoint: SequenceAdjoint,
     parallel: ParallelTime,
 ) -> Solution:
-    """The solution as a function of all that the recurrence depends on.
+    """Return the solution as a function of all that the recurrence depends on.
 
     A sample that failed has no part in any gradient: 0 times NaN is NaN.
     """
@@ -244,7 +246,7 @@ def _with_gradient(
 
 
 def _fall_back(recurrence: Recurrence, solution: Solution, solver: Solver | None) -> Solution:
-    """The solution with its failed samples solved step by step."""
+    """Return the solution with its failed samples solved step by step."""
     failed = has_failed(solution.result).nonzero().flatten()
     if not len(failed):
         return solution

@@ -17,7 +17,8 @@ BLOCK = 128  # columns of a program
 
 
 def diagonal_scan(a: Tensor, r: Tensor, *, reverse: bool = False) -> Tensor:
-    """delta_t = a_t delta_{t-1} + r_t, or with `reverse` delta_t = a_{t+1} delta_{t+1} + r_t.
+    """Return delta_t = a_t delta_{t-1} + r_t, or with `reverse` delta_t = a_{t+1} delta_{t+1} +
+    r_t.
 
     Args:
         a, r: (T, B, n), contiguous, float32 or bfloat16; sums are in float32.
@@ -50,7 +51,7 @@ def _chunk_ends(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """carry[0], carry[1] (chunks, columns) receive the product and the end of each chunk."""
+    """Write the product and the end of each chunk to carry[0], carry[1] (chunks, columns)."""
     chunk = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
@@ -67,7 +68,7 @@ def _chunk_ends(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["columns", "chunks"])
 def _carries(carry, columns, chunks, REVERSE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """carry[2] receives the state that enters each chunk."""
+    """Write to carry[2] the state that enters each chunk."""
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     state = tl.zeros((BLOCK,), tl.float32)
@@ -110,7 +111,7 @@ def _chunk_states(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _step(a, r, t, T, columns, column, inside, REVERSE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The factor and the offset of step t: 1 and 0 behind the end, so that the state passes."""
+    """Load the factor and offset of step t: 1 and 0 behind the end, so that the state passes."""
     source = t + 1 if REVERSE else t
     offset = tl.load(r + t * columns + column, mask=inside & (t < T), other=0.0)
     factor = tl.load(a + source * columns + column, mask=inside & (source < T), other=1.0)

@@ -20,7 +20,7 @@ from fixpoint.sequence.affine_scan import AffineScan
 
 
 def kalman_filter(a: Tensor, c: Tensor, y: Tensor, first: Tensor, s2: float) -> Tensor:
-    """Filtered means of h_t = a_t h_{t-1} + c_t with y_t = h_t + noise, (T, ...), by a loop.
+    """Return filtered means of h_t = a_t h_{t-1} + c_t with y_t = h_t + noise, (T, ...), by a loop.
 
     Args:
         a, c, y: (T, ...); a and c of the first step are not read.
@@ -55,7 +55,7 @@ class TrustRegionScan(AffineScan):
 
 
 class _Element(NamedTuple):
-    """What a stretch of time does to a Gaussian state: the element of the associative scan."""
+    """Map of a Gaussian state over a stretch of time: the element of the associative scan."""
 
     A: Tensor
     b: Tensor
@@ -68,7 +68,7 @@ class _Element(NamedTuple):
 
 
 def kalman_scan(a: Tensor, c: Tensor, y: Tensor, first: Tensor, s2: float) -> Tensor:
-    """The same as `kalman_filter`, by log2(T) rounds over all t at once."""
+    """Return the same as `kalman_filter`, by log2(T) rounds over all t at once."""
     g = 1 / (1 + s2)
     change = g * (y - c)
     zero = torch.zeros_like(a[:1])
@@ -91,7 +91,7 @@ def kalman_scan(a: Tensor, c: Tensor, y: Tensor, first: Tensor, s2: float) -> Te
 
 
 def _combine(i: _Element, j: _Element) -> _Element:
-    """Element i, earlier, followed by element j."""
+    """Return element i, earlier, followed by element j."""
     q = 1 / (1 + i.C * j.J)
     return _Element(
         j.A * i.A * q,

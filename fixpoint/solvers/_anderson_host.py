@@ -25,7 +25,8 @@ RECOVERY = 1.1
 
 
 class Scalars(NamedTuple):
-    """Of each sample: |g|^2 where the next step starts, the factor of beta, at most 1, whether the
+    """Scalars of each sample: |g|^2 where the next step starts, the factor of beta, at most 1,
+    whether the
     last step was not accepted, 0 or 1, and how many differences are used."""
 
     merit: Number
@@ -45,7 +46,7 @@ class Step(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Of `Anderson`; memory: most differences of these states."""
+    """Options of `Anderson`; memory: most differences of these states."""
 
     memory: int
     beta: float
@@ -53,7 +54,7 @@ class Options(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """accepted: whether the last step is, (B, 1); None where all are.
+    """Outcome of the mixing; accepted: whether the last step is, (B, 1), None where all are.
 
     weights: of the differences, a float or (B, 1) each. rest: 1 - beta * mixing, (B, 1); None
     where all are 0. scalars: `Scalars`, and behind them the upper triangle of dG^T dG row by row
@@ -74,7 +75,7 @@ def accept_step(
     last: Scalars,
     memory: int,
 ) -> Scalars:
-    """The numbers after a step to where |g|^2 = merit.
+    """Return the numbers after a step to where |g|^2 = merit.
 
     Args:
         kind: of the numbers.
@@ -99,7 +100,7 @@ def accept_step(
 
 
 def mix_on_device(end: Step, start: Step, scalars: Tensor, options: Options) -> Outcome:
-    """Without a read of the host."""
+    """Compute the weights without a read of the host."""
     g, dg = at_least_float32(end.g), [at_least_float32(x) for x in end.dg]
     step = at_least_float32(end.df[0]) - dg[0]
     merit, moved, change = (x.square().sum(1).to(scalars.dtype) for x in (g, step, dg[0]))
@@ -117,7 +118,7 @@ def mix_on_device(end: Step, start: Step, scalars: Tensor, options: Options) -> 
 
 
 def mix_in_graph(end: Step, start: Step, scalars: Tensor, options: Options) -> Outcome:
-    """As `mix_on_host`, within a graph of the host: by the normal equations where these serve."""
+    """Mix as `mix_on_host`, in a graph of the host, by the normal equations where these serve."""
     g, dg = at_least_float32(end.g), [at_least_float32(x) for x in end.dg]
     step = at_least_float32(end.df[0]) - dg[0]
     given = scalars.unbind(1)
@@ -153,12 +154,12 @@ def mix_in_graph(end: Step, start: Step, scalars: Tensor, options: Options) -> O
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of each sample, (B,), in float64."""
+    """Return the inner product of each sample, (B,), in float64."""
     return (a * b).sum(1).to(torch.float64)
 
 
 def mix_on_host(end: Step, start: Step, scalars: Tensor, options: Options) -> Outcome:
-    """With numbers that the host reads."""
+    """Compute the weights with numbers that the host reads."""
     B = end.fz.shape[0]
     if B == 1:
         return _mix(FLOATS, end, start, scalars.tolist()[0], options)
@@ -214,7 +215,7 @@ def _carefully(
     count: Number,
     options: Options,
 ) -> list[Number]:
-    """The weights, of the samples that are not sound from the differences themselves."""
+    """Return the weights, of the samples that are not sound from the differences themselves."""
     g, dg = at_least_float32(step.g), [at_least_float32(x) for x in step.dg]
     if kind is FLOATS:
         noise, count = torch.tensor([[noise], [count]], dtype=g.dtype)
@@ -228,7 +229,7 @@ def _carefully(
 
 
 def _products(g: Tensor, dg: Sequence[Tensor]) -> Tensor:
-    """Of g with g and the differences, and of the newest difference with them, (2 (m + 1), B)."""
+    """Multiply g and the newest difference with g and the differences, (2 (m + 1), B)."""
     if g.numel() <= SMALL:
         A = at_least_float32(torch.stack((g, *dg)))
         return torch.linalg.vecdot(A, A[:2].unsqueeze(1)).flatten(0, 1)
@@ -238,7 +239,7 @@ def _products(g: Tensor, dg: Sequence[Tensor]) -> Tensor:
 
 
 def _shifted(given: Sequence[Number], row: Sequence[Number], n: int) -> list[Sequence[Number]]:
-    """The upper triangle of dG^T dG with a row for the newest of `len(row)` differences."""
+    """Return the upper triangle of dG^T dG with a row for the newest of `len(row)` differences."""
     gram, first = [row], 4
     for i in range(len(row) - 1):
         gram.append(given[first : first + len(row) - 1 - i])
@@ -247,7 +248,7 @@ def _shifted(given: Sequence[Number], row: Sequence[Number], n: int) -> list[Seq
 
 
 def _numbers(kind: Arithmetic, x: Tensor) -> Any:
-    """The rows of a (n, B) matrix in float64."""
+    """Return the rows of a (n, B) matrix in float64."""
     return x.flatten().tolist() if kind is FLOATS else x.double().numpy()
 
 
@@ -256,7 +257,7 @@ def _all(condition: Number) -> bool:
 
 
 def _rows(numbers: Sequence[Number]) -> Tensor:
-    """Numbers of each sample as a matrix, (B, n)."""
+    """Return numbers of each sample as a matrix, (B, n)."""
     return torch.from_numpy(np.array(numbers).reshape(len(numbers), -1)).T
 
 
@@ -265,14 +266,14 @@ def _column(numbers: Number, dtype: torch.dtype) -> Tensor:
 
 
 def _tensors(numbers: Sequence[Number], dtype: torch.dtype) -> Sequence[Tensor | float]:
-    """Floats, or (B, 1) each; a float is rounded as float32 and float64 tensors are."""
+    """Return floats, or (B, 1) each; a float is rounded as float32 and float64 tensors are."""
     if isinstance(numbers[0], float) and dtype in (torch.float32, torch.float64):
         return numbers
     return list(_rows(numbers).to(dtype).T.unsqueeze(2))
 
 
 def as_tensor(weights: Sequence[Tensor | float] | Tensor, like: Tensor) -> Tensor:
-    """Weights of `Outcome` as a matrix in the dtype of another tensor, (m, B)."""
+    """Return weights of `Outcome` as a matrix in the dtype of another tensor, (m, B)."""
     if isinstance(weights, Tensor):
         return weights.squeeze(2).to(like.dtype)
     if isinstance(weights[0], float):
@@ -315,7 +316,7 @@ LIBRARY.impl("mix", _operation, "CPU")
 
 
 def mix_unseen(end: Step, start: Step, scalars: Tensor, options: Options) -> Outcome:
-    """`mix_on_host` as one operation, so that nothing in it counts as a read of the host."""
+    """Return `mix_on_host` as one operation, so that nothing in it counts as a read of the host."""
     accepted, weights, rest, new = torch.ops.fixpoint.mix(
         end.fz,
         end.g,

@@ -10,7 +10,7 @@ ALIGNMENT = 64
 
 
 def residual_matrix(J: Tensor, dtype: torch.dtype) -> Tensor:
-    """I - J in this dtype, (B, D, D); I, whose Newton step is plain, where J is not finite.
+    """Return I - J in this dtype, (B, D, D); I, whose Newton step is plain, where J is not finite.
 
     A sample's numbers lie together, so that reductions take them in the same order in any batch.
     """
@@ -21,7 +21,7 @@ def residual_matrix(J: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def solve_damped(A: Tensor, g: Tensor, damping: Tensor) -> Tensor:
-    """s that minimizes |A s - g|^2 + damping^2 |s|^2, (B, D), by QR.
+    """Return s that minimizes |A s - g|^2 + damping^2 |s|^2, (B, D), by QR.
 
     Each sample by the same operations in any batch: a batched product of matrices would take
     another kernel for a batch of one, and a kernel of LAPACK may do for another alignment.

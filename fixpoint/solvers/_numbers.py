@@ -21,14 +21,14 @@ Number = Any
 
 
 class Arithmetic(NamedTuple):
-    """What operators do not offer for all kinds of numbers."""
+    """Operations that Python's operators do not offer for all kinds of numbers."""
 
     where: Callable[[Number, Number, Number], Number]
     sqrt: Callable[[Number], Number]
     zeros_like: Callable[[Number], Number]
 
     def least(self, a: Number, b: Number) -> Number:
-        """The smaller one; b where a is NaN."""
+        """Return the smaller one; b where a is NaN."""
         return self.where(a < b, a, b)
 
 
@@ -54,7 +54,7 @@ class Evaluation:
         self.dtype = torch.float32 if like.device.type == "mps" else torch.float64
 
     def read(self, columns: Tensor) -> Any:
-        """The numbers of a matrix (n, B)."""
+        """Return the numbers of a matrix (n, B)."""
         if self.kind is FLOATS:
             return columns.flatten().tolist()
         return columns.double().numpy() if self.kind is ARRAYS else columns.to(self.dtype).unbind()
@@ -62,45 +62,45 @@ class Evaluation:
     def __call__(
         self, formula: Formula, numbers: Sequence[Number], constants: Sequence[Any]
     ) -> Sequence[Number]:
-        """The result of a formula."""
+        """Return the result of a formula."""
         if self.kind is not ARRAYS:
             return formula(self.kind, numbers, constants)
         with np.errstate(all="ignore"):
             return formula(ARRAYS, numbers, constants)
 
     def all(self, condition: Number) -> bool:
-        """Whether the host has read that a condition holds for all samples."""
+        """Tell whether the host has read that a condition holds for all samples."""
         if self.kind is TENSORS:
             return False
         return condition if isinstance(condition, bool) else bool(condition.all())
 
     def multiply(self, number: Number, x: Tensor) -> Tensor:
-        """x, (B, D), with each row multiplied by a number."""
+        """Return x, (B, D), with each row multiplied by a number."""
         if self.kind is not TENSORS and self.all(number == 1):
             return x
         return x * (number if self.kind is FLOATS else self.column(number).to(x.dtype))
 
     def add(self, a: Tensor, number: Number, b: Tensor) -> Tensor:
-        """a + number b, (B, D), with a number for each row."""
+        """Return a + number b, (B, D), with a number for each row."""
         if self.kind is FLOATS:
             return torch.add(a, b, alpha=number)
         return torch.addcmul(a, self.column(number).to(b.dtype), b)
 
     def column(self, number: Number) -> Tensor:
-        """(B, 1)."""
+        """Return (B, 1)."""
         if self.kind is TENSORS:
             return number.unsqueeze(1)
         return torch.from_numpy(np.reshape(number, (-1, 1)))
 
     def pack(self, numbers: Sequence[Number]) -> Tensor:
-        """Numbers of each sample as a matrix, (B, n)."""
+        """Return numbers of each sample as a matrix, (B, n)."""
         if self.kind is TENSORS:
             return torch.stack([x.to(self.dtype) for x in numbers], 1)  # ONNX does not promote
         return torch.from_numpy(np.array(numbers, dtype=np.float64).reshape(len(numbers), -1)).T
 
 
 def constant(number: Number) -> Number:
-    """A number without the graph that a tensor may have."""
+    """Return a number without the graph that a tensor may have."""
     return number.detach() if isinstance(number, Tensor) else number
 
 
@@ -109,6 +109,6 @@ LIBRARY = torch.library.Library("fixpoint", "FRAGMENT")
 
 
 def computes_on_host(x: Tensor) -> bool:
-    """Whether numbers of x are at hand on the host, without a wait."""
+    """Tell whether numbers of x are at hand on the host, without a wait."""
     plain = type(x) is Tensor and x.device.type == "cpu"
     return plain and not torch.compiler.is_compiling() and not inside_transform()

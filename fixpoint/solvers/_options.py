@@ -8,7 +8,7 @@ from torch import nn
 
 
 def whole_signature(kind: type[nn.Module]) -> inspect.Signature:
-    """The constructor's signature with what `**options` of it and its parents stand for."""
+    """Return the constructor's signature with what `**options` of it and its parents stand for."""
     parameters: dict[str, inspect.Parameter] = {}
     for owner in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         constructor = vars(owner).get("__init__")

@@ -7,22 +7,22 @@ from torch import Tensor
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """x, or its float32 where it is narrower, as squares of float16 numbers overflow at 256."""
+    """Return x, or its float32 where it is narrower, as squares of float16 overflow at 256."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product of each sample, (B, 1)."""
+    """Return inner product of each sample, (B, 1)."""
     return (a * b).sum(1, keepdim=True)
 
 
 def either(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """`torch.where` that onnxruntime has for booleans too."""
+    """Choose as `torch.where`, in operations that onnxruntime has for booleans too."""
     if a.dtype == torch.bool:
         return (condition & a) | (~condition & b)
     return torch.where(condition, a, b)
 
 
 def choose_rows(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Rows of new where mask, (B,), else of old, (B, D)."""
+    """Return rows of new where mask, (B,), else of old, (B, D)."""
     return torch.where(mask[:, None], new, old)

@@ -40,7 +40,7 @@ def eliminate(
     ridge: float,
     least: float,
 ) -> tuple[list[Number], Number]:
-    """The weights by the normal equations, and whether nearly all their digits hold.
+    """Return the weights by the normal equations, and whether nearly all their digits hold.
 
     Cholesky's factor of the matrix scaled to a unit diagonal. Its pivots are the sines between
     each difference and the newer ones, and the weights lose as many digits as these are small.
@@ -88,7 +88,7 @@ def eliminate(
 def orthogonalize(
     dG: Sequence[Tensor], g: Tensor, noise: Tensor, ridge: float, count: Tensor
 ) -> tuple[Tensor, Factors]:
-    """The weights, (m, B), by Gram-Schmidt on the scaled differences and g, and the factors.
+    """Return the weights, (m, B), by Gram-Schmidt on the scaled differences and g, and the factors.
 
     A difference whose part orthogonal to the newer ones is not longer than `noise` gets weight
     zero; so do all of a sample where one is not finite. Modified Gram-Schmidt solves least squares
@@ -131,7 +131,8 @@ def orthogonalize(
 def with_gradient(
     gamma: Tensor, factors: Factors, dG: Sequence[Tensor], g: Tensor, ridge: float
 ) -> Tensor:
-    """gamma, (m, B), with the first and second derivatives of the normal equations' solution.
+    """Return gamma, (m, B), with the first and second derivatives of the normal equations'
+    solution.
 
     gamma and the factors are constants, dG and g have a graph. A step gamma + M (dG^T g - dG^T dG
     gamma), M the inverse of dG^T dG, changes no value and adds an order of derivatives.
@@ -148,7 +149,7 @@ def with_gradient(
 
 
 def _inverse(factors: Factors) -> Tensor:
-    """(R^T R)^-1 of the differences that are not nearly dependent, (m, m, B)."""
+    """Return (R^T R)^-1 of the differences that are not nearly dependent, (m, m, B)."""
     rows, inverse, scale = factors
     m, eps = len(rows), torch.finfo(scale.dtype).eps
     free = [(x > 0) & (x < 1 / eps) for x in inverse]  # of unit columns: x = 1 / sine^2
@@ -169,7 +170,7 @@ def _inverse(factors: Factors) -> Tensor:
 
 
 def inner_products(a: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """Inner products of each sample of a with those of each other, (m, B)."""
+    """Return inner products of each sample of a with those of each other, (m, B)."""
     traced = torch.compiler.is_compiling()  # a graph must not depend on the size of its batch
     if not traced and len(others) > 1 and a.numel() <= SMALL:
         return torch.linalg.vecdot(torch.stack(list(others)), a)
@@ -179,7 +180,7 @@ def inner_products(a: Tensor, others: Sequence[Tensor]) -> Tensor:
 def subtract_weighted(
     a: Tensor, weights: Sequence[Tensor | float] | Tensor, parts: Sequence[Tensor]
 ) -> Tensor:
-    """a minus the sum of the parts, (B, D) each, with a weight each, (B, 1) or a float."""
+    """Return a minus the sum of the parts, (B, D) each, with a weight each, (B, 1) or a float."""
     for weight, part in zip(weights, parts, strict=True):
         if isinstance(weight, float):
             a = torch.sub(a, part, alpha=weight)

@@ -34,7 +34,7 @@ __all__ = ["GROWTH", "RECOVERY", "Anderson", "AndersonState"]
 
 
 class AndersonState(NamedTuple):
-    """Where the next step starts: fz = phi(z) and g = phi(z) - z, (B, D).
+    """Start of the next step: fz = phi(z) and g = phi(z) - z, (B, D).
 
     df, dg: differences of both from the state that each step started from, the newest first,
         (B, D) each.
@@ -138,7 +138,7 @@ class Anderson(IterativeSolver):
         return min(self.memory, max(z.shape[1], 1))
 
     def _has_gram(self, z: Tensor, scalars: Tensor) -> bool:
-        """Whether the Gram matrix of all differences is behind the numbers of `Scalars`.
+        """Tell whether the Gram matrix of all differences is behind the numbers of `Scalars`.
 
         Asked of a graph, it makes their number a constant.
         """
@@ -178,7 +178,7 @@ class Anderson(IterativeSolver):
     def _with_gradient(
         self, weights: Sequence[Tensor | float] | Tensor, step: Step, scalars: Tensor
     ) -> Tensor:
-        """The weights as functions of the differences, (m, B, 1)."""
+        """Return the weights as functions of the differences, (m, B, 1)."""
         g, dg = at_least_float32(step.g), [at_least_float32(x) for x in step.dg]
         constant = [x.detach() for x in dg]
         fz = at_least_float32(step.fz.detach())
@@ -188,7 +188,7 @@ class Anderson(IterativeSolver):
         return with_gradient(gamma, factors, dg, g, self.ridge).to(step.g.dtype).unsqueeze(2)
 
     def _mixing_with_gradient(self, outcome: Outcome, end: Step, last: Tensor) -> Tensor:
-        """The scalars with the mixing as a function of the differences of rejected steps."""
+        """Return the scalars with the mixing as a function of the differences of rejected steps."""
         dg = at_least_float32(end.dg[0])
         step, one = at_least_float32(end.df[0]) - dg, torch.ones_like(dg[:, 0])
         assert outcome.accepted is not None
@@ -210,7 +210,7 @@ class Anderson(IterativeSolver):
 
 
 def _is_in_graph_of_host(x: Tensor) -> bool:
-    """Whether a compiler traces x on the CPU, where a branch in a graph waits for nothing.
+    """Tell whether a compiler traces x on the CPU, where a branch in a graph waits for nothing.
 
     ONNX has no branch in the body of a loop.
     """
@@ -218,7 +218,7 @@ def _is_in_graph_of_host(x: Tensor) -> bool:
 
 
 def _begin(fz: Tensor, g: Tensor) -> AndersonState:
-    """The state without differences."""
+    """Return the state without differences."""
     wide = at_least_float32(g.detach())
     dtype = torch.float32 if g.device.type == "mps" else torch.float64
     merit = torch.linalg.vecdot(wide, wide).to(dtype)
@@ -227,5 +227,5 @@ def _begin(fz: Tensor, g: Tensor) -> AndersonState:
 
 
 def _constant(tree: T) -> T:
-    """The tree of tensors without their graphs."""
+    """Return the tree of tensors without their graphs."""
     return tree_map(Tensor.detach, tree)

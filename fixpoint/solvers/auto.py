@@ -142,7 +142,9 @@ class Auto(IterativeSolver):
         return replace(solution, solved_by=solved_by), None
 
     def _far(self, state: Tensor, z: Tensor, fz: Tensor, phi: MatrixMap) -> Tensor:
-        """Samples that may have run away from z, (B,): their residual would look small there."""
+        """Return samples that may have run away from z, (B,): their residual would look small
+        there.
+        """
         norms = Norms(z, self.tolerance, getattr(phi, "columns", ()))
         size, *start = (norms.size(x.detach(), norms.dtype) for x in (state, z, fz))
         far = size > MAX_START * (start[0] + start[1])
@@ -225,7 +227,7 @@ class _Stage(IterativeSolver):
 def _joined(
     first: Solution, second: Solution, moved: Tensor, budget: Tensor, *, keep_best: bool
 ) -> Solution:
-    """Both solves as one; the second moved those samples only, by at most their budget.
+    """Return both solves as one; the second moved those samples only, by at most their budget.
 
     The update by which a stage ends a sample that has just improved is none.
     """

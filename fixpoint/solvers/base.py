@@ -71,7 +71,7 @@ class IterativeOptions(SolverOptions, LoopOptions, total=False):
 
 
 class Solver(nn.Module):
-    """A solver of z = phi(z): what all have, whoever runs the loop.
+    """A solver of z = phi(z), the base of those that iterate and of adapters.
 
     A sample has converged when rms(phi(z) - z) <= atol + rtol * rms(phi(z)), the root mean
     square over its D numbers; where the state is a tree, of each of its leaves.
@@ -132,30 +132,30 @@ class Solver(nn.Module):
 
     @property
     def learns_steps(self) -> bool:
-        """Whether its steps are parameters, which only `Unrolled` trains."""
+        """True if its steps are parameters, which only `Unrolled` trains."""
         return False
 
     @property
     def compiles(self) -> bool:
-        """Whether torch.compile makes one graph of a solve; else it leaves the solve out."""
+        """True if torch.compile makes one graph of a solve; else it leaves the solve out."""
         return False
 
     @property
     def has_tolerance(self) -> bool:
-        """Whether the solver stops at a tolerance; else it makes exactly `max_iter` updates."""
+        """True if the solver stops at a tolerance; else it makes exactly `max_iter` updates."""
         return self.rtol > 0 or self.atol > 0 or any(self.leaf_atol or ())
 
     @property
     def tolerance(self) -> Tolerance:
-        """What residuals are measured with."""
+        """The tolerance and norm of residuals."""
         return Tolerance(self.rtol, self.atol, self.norm, self.leaf_atol, self.relative_atol)
 
     def absolute(self: S) -> S:
-        """This solver with an atol that does not follow the scale of the state."""
+        """Return this solver with an atol that does not follow the scale of the state."""
         return self.with_options(atol=self.atol) if self.relative_atol else self
 
     def as_adjoint(self) -> Solver:
-        """The solver of the adjoint by default, which is given no time index."""
+        """Return the solver of the adjoint by default, which is given no time index."""
         return self
 
     def run(
@@ -180,7 +180,7 @@ class Solver(nn.Module):
         raise NotImplementedError
 
     def with_options(self: S, **options: Any) -> S:
-        """A shallow copy with other options; parameters are shared.
+        """Return a shallow copy with other options; parameters are shared.
 
         A constructor has to keep each argument under its own name.
 
@@ -203,7 +203,7 @@ class Solver(nn.Module):
         return other
 
     def options_of(self, kind: type[Solver]) -> dict[str, Any]:
-        """The values of the options of a class, its own or a parent, that are not shared."""
+        """Return the values of the options of a class, its own or a parent, that are not shared."""
         names = [name for name in option_names(kind) if name not in self.shared_options]
         values = {name: getattr(self, name) for name in names if hasattr(self, name)}
         return values | {"atol": None} if self.relative_atol else values
@@ -330,7 +330,7 @@ class IterativeSolver(Solver):
 
     @property
     def may_sync(self) -> bool:
-        """Whether the host reads after every update how the samples stand.
+        """True if the host reads after every update how the samples stand.
 
         Where it does, `update` may read numbers too, and leave out what no sample needs.
         """
@@ -338,27 +338,27 @@ class IterativeSolver(Solver):
 
     @property
     def keeps_best(self) -> bool:
-        """Whether a sample that failed is returned at its smallest residual."""
+        """True if a sample that failed is returned at its smallest residual."""
         return self.keep_best or self.backtracks
 
     @property
     def compiles(self) -> bool:
-        """Whether phi is not differentiated, nothing recorded, no noise added, and a solve to a
+        """True if phi is not differentiated, nothing recorded, no noise added, and a solve to a
         tolerance has a state of fixed shape."""
         if self.needs_derivatives or self.record is not None or self.noise:
             return False
         return self.has_fixed_form or not self.has_tolerance
 
     def init(self, z: Tensor, t: int | None) -> Any:
-        """State before the first update; z is (B, D), t the time index of a sequence."""
+        """Return the state before the first update; z is (B, D), t the time index of a sequence."""
         return None
 
     def update(self, k: int, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Next iterate and state from z and fz = phi(z), both (B, D), at k = 0, 1, ..."""
+        """Return next iterate and state from z and fz = phi(z), both (B, D), at k = 0, 1, ..."""
         raise NotImplementedError
 
     def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> Any:
-        """State before the first update, of tensors alone, each in its last shape.
+        """Return the state before the first update, of tensors alone, each in its last shape.
 
         With `update_fixed` a solve can be traced: by torch.compile and torch.export within a
         `while_loop`, or into a CUDA graph. No value is read, and no shape changes.
@@ -378,22 +378,24 @@ class IterativeSolver(Solver):
         )
 
     def update_fixed(self, k: Tensor, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """`update` with a state of `init_fixed`; k = 0, 1, ... is a 0-d tensor of int64."""
+        """Return `update` with a state of `init_fixed`; k = 0, 1, ... is a 0-d tensor of int64."""
         return self.update(k, z, fz, state)  # type: ignore[arg-type]
 
     def restart_fixed(self, state: Any, rows: Tensor, z: Tensor, fz: Tensor) -> Any:
-        """`restart` of a state of fixed shape."""
+        """Return `restart` of a state of fixed shape."""
         return self.restart(state, rows, z, fz)
 
     def restart(self, state: Any, rows: Tensor, z: Tensor, fz: Tensor) -> Any:
-        """The state without what it holds of the samples `rows`, (B,) bool.
+        """Return the state without what it holds of the samples `rows`, (B,) bool.
 
         They have been put back to z with fz = phi(z), and `update` makes a plain step from there.
         """
         raise NotImplementedError
 
     def as_one(self, shape: Size) -> IterativeSolver:
-        """The solver of a (B, D) batch whose rows depend on each other, for its (1, B D) form."""
+        """Return the solver of a (B, D) batch whose rows depend on each other, for its (1, B D)
+        form.
+        """
         return self
 
     def run(
@@ -418,7 +420,7 @@ class IterativeSolver(Solver):
         track_from: int = 0,
         derivatives: Derivatives | None = None,
     ) -> tuple[Solution, Any]:
-        """`run`, and the state after the last update; None where no update was made."""
+        """Return `run`, and the state after the last update; None where no update was made."""
         problem = Problem(phi, derivatives or Derivatives(phi), t, track_from)
         return iterate(self, problem, z)
 
@@ -433,14 +435,14 @@ class IterativeSolver(Solver):
 
 
 def checked_record(record: Record | None) -> Record | None:
-    """The value of the option `record`, if it is one."""
+    """Return the value of the option `record`, if it is one."""
     if record not in (None, "residual", "iterates"):
         raise ValueError(f'record must be None, "residual" or "iterates"; got {record!r}')
     return record
 
 
 def checked_stop(stop: Stop) -> Stop:
-    """The value of the option `stop`, if it is one."""
+    """Return the value of the option `stop`, if it is one."""
     if isinstance(stop, str):
         if stop not in ("each", "all"):
             raise ValueError(unknown_name("stop", stop, ("each", "all")))
@@ -450,7 +452,7 @@ def checked_stop(stop: Stop) -> Stop:
 
 
 def option_names(kind: type[Solver]) -> list[str]:
-    """Names of all constructor arguments of a solver class, its own first."""
+    """Return names of all constructor arguments of a solver class, its own first."""
     return list(inspect.signature(kind).parameters)
 
 

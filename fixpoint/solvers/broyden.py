@@ -54,19 +54,19 @@ class Factors(NamedTuple):
     T: Tensor
 
     def apply(self, p: Tensor) -> Tensor:
-        """P p, (B, D)."""
+        """Return P p, (B, D)."""
         if self.U.shape[1] == 0:
             return p
         c = (self.T * (self.S * p.unsqueeze(1)).sum(2).unsqueeze(1)).sum(2)
         return p + (self.U * c.unsqueeze(2)).sum(1)
 
     def apply_transpose(self, p: Tensor) -> Tensor:
-        """P^T p, (B, D)."""
+        """Return P^T p, (B, D)."""
         c = (self.T * (self.U * p.unsqueeze(1)).sum(2).unsqueeze(2)).sum(1)
         return p + (self.S * c.unsqueeze(2)).sum(1)
 
     def append(self, u: Tensor, s: Tensor) -> Factors:
-        """With the factor I + u s^T on the left."""
+        """Add the factor I + u s^T on the left."""
         row = self._coefficients(s)
         column = torch.zeros_like(row).unsqueeze(2)
         last = torch.cat((row, s.new_ones(len(s), 1)), 1).unsqueeze(1)
@@ -77,7 +77,7 @@ class Factors(NamedTuple):
         )
 
     def put(self, place: Tensor, u: Tensor, s: Tensor) -> Factors:
-        """With the factor I + u s^T on the left, in a row that is 0; place: (B,)."""
+        """Put the factor I + u s^T on the left, in a row that is 0; place: (B,)."""
         here = torch.arange(self.U.shape[1], device=u.device) == place.unsqueeze(1)
         row = torch.where(here, 1.0, self._coefficients(s))
         rows = here.unsqueeze(2)
@@ -88,7 +88,7 @@ class Factors(NamedTuple):
         )
 
     def _coefficients(self, s: Tensor) -> Tensor:
-        """s^T U^T T, (B, M)."""
+        """Return s^T U^T T, (B, M)."""
         return ((self.U * s.unsqueeze(1)).sum(2).unsqueeze(2) * self.T).sum(1)
 
 
@@ -109,7 +109,7 @@ class BroydenState(NamedTuple):
     filled: int | Tensor
 
     def transpose_solve(self, g: Tensor) -> Tensor:
-        """-H^T g, an estimate of the adjoint (I - J^T)^-1 g, (B, D)."""
+        """Return -H^T g, an estimate of the adjoint (I - J^T)^-1 g, (B, D)."""
         return self.factors.apply_transpose(at_least_float32(g)).to(g.dtype)
 
 
@@ -208,7 +208,7 @@ class Broyden(IterativeSolver):
         state: BroydenState,
         evaluate: Evaluation,
     ) -> tuple[Tensor, BroydenState]:
-        """`update` with numbers evaluated in this way."""
+        """Return `update` with numbers evaluated in this way."""
         end, last = at_least_float32(fz - z), evaluate.read(state.scalars.T)
         (merit,) = evaluate.read(inner_products(end.detach(), (end.detach(),)))
         accepted, learns, *new = evaluate(accept, [merit, *last], self._constants(k))
@@ -239,13 +239,13 @@ class Broyden(IterativeSolver):
         return moved, BroydenState(start, g, direction, full_direction, factors, scalars, count)
 
     def _constants(self, k: int | Tensor) -> Sequence[Any]:
-        """By how much |g|^2 may grow, and whether fewer than `WINDOW` steps were accepted."""
+        """Return how much |g|^2 may grow, and whether fewer than `WINDOW` steps were accepted."""
         if isinstance(k, int):
             return (1 + self.growth / k) ** 2, float(k < WINDOW)
         return (1 + self.growth / k.clamp_min(1)) ** 2, k < WINDOW
 
     def _with_room(self, state: BroydenState) -> tuple[Factors, Tensor, int | Tensor]:
-        """The factors with a place for one more, -H g by them, and how many they are."""
+        """Return the factors with a place for one more, -H g by them, and how many they are."""
         factors, full_direction, count = state.factors, state.full_direction, state.filled
         if isinstance(count, int):
             if count >= self.most_factors(state.g.shape[1], state.z.dtype):
@@ -269,7 +269,7 @@ class Broyden(IterativeSolver):
         return Factors(*factors_), full_direction, count
 
     def most_factors(self, D: int, dtype: torch.dtype) -> int:
-        """Factors kept for states of D numbers."""
+        """Return factors kept for states of D numbers."""
         if self.memory is not None:
             return self.memory
         itemsize = torch.promote_types(dtype, torch.float32).itemsize
@@ -282,7 +282,7 @@ class Broyden(IterativeSolver):
 
 
 def _begin(z: Tensor, fz: Tensor) -> BroydenState:
-    """The state after a plain step."""
+    """Return the state after a plain step."""
     g = at_least_float32(fz - z)
     U, T = g.new_zeros(len(g), 0, g.shape[1]), g.new_zeros(len(g), 0, 0)
     dtype = torch.float32 if g.device.type == "mps" else torch.float64
@@ -295,7 +295,7 @@ def _begin(z: Tensor, fz: Tensor) -> BroydenState:
 def _halved(
     U: Tensor, S: Tensor, T: Tensor, full_direction: Tensor, count: Tensor, g: Tensor
 ) -> tuple[Tensor, ...]:
-    """All factors with the last half of their secant pairs, -H g, and the count."""
+    """Return all factors with the last half of their secant pairs, -H g, and the count."""
     M = U.shape[1]
     kept = _keep_last_half(Factors(U, S, T))
     pad = M - M // 2
@@ -311,7 +311,7 @@ def _as_they_are(
 
 
 def _keep_last_half(factors: Factors) -> Factors:
-    """The factors that the last half of the secant pairs gives from -I."""
+    """Return the factors that the last half of the secant pairs gives from -I."""
     M, h = factors.U.shape[1], factors.U.shape[1] // 2
     u, s = factors.U[:, M - h :], factors.S[:, M - h :]
     ratio = (s * s).sum(2, keepdim=True) / (1 + (s * u).sum(2, keepdim=True))
@@ -328,7 +328,7 @@ def _keep_last_half(factors: Factors) -> Factors:
 
 
 def _apply_inverses(factors: Factors, q: Tensor) -> Tensor:
-    """Of the last h factors, each: the product of those before it, inverted, with q_j, (B, h, D).
+    """Apply for each of the last h factors those before it, inverted, to q_j, (B, h, D).
 
     The inverse of I + U^T T S is I - U^T R^-1 S, R the upper triangle of I + S U^T.
     """
@@ -349,7 +349,8 @@ def _apply_inverses(factors: Factors, q: Tensor) -> Tensor:
 def accept(
     kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]
 ) -> Sequence[Number]:
-    """Whether a trial is accepted and whether H learns from it, and `BroydenState.scalars` after.
+    """Tell whether a trial is accepted and whether H learns from it, and `BroydenState.scalars`
+    after.
 
     numbers: |g|^2 at its end, and the scalars before. constants: how much the largest of the last
     |g|^2 may grow, and whether fewer than `WINDOW` steps were accepted.
@@ -382,7 +383,7 @@ def accept(
 def pair_weight(
     kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]
 ) -> Sequence[Number]:
-    """weight of u = weight (s - q), 1 / (s . q) with q damped towards s for a small pivot.
+    """Return weight of u = weight (s - q), 1 / (s . q) with q damped towards s for a small pivot.
 
     numbers: s . s and s . q.
     """
@@ -403,8 +404,8 @@ def pair_weight(
 
 
 def clip(kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]) -> Sequence[Number]:
-    """The factor, at most 1, that cuts a direction to |g| / sqrt(eps) and to 4 |s|, where s is not
-    0, and the size of the next step along it.
+    """Return the factor, at most 1, that cuts a direction to |g| / sqrt(eps) and to 4 |s|, where s
+    is not 0, and the size of the next step along it.
 
     Where phi has no fixed point, z + 1 say, secant steps would grow until phi(z) - z is lost in
     the rounding of z, with precision eps, and looks like a solution; where |g| is bounded, they
@@ -433,7 +434,9 @@ LIBRARY.define(
 def _advance_unseen(
     solver: Broyden, k: int, z: Tensor, fz: Tensor, state: BroydenState
 ) -> tuple[Tensor, BroydenState]:
-    """`Broyden.advance` on the host as one operation, so that nothing in it counts as a read."""
+    """Return `Broyden.advance` on the host as one operation, so that nothing in it counts as a
+    read.
+    """
     *given, factors, scalars, count = state
     memory = solver.most_factors(z.shape[1], z.dtype)
     tensors = [*given, *factors, scalars]

@@ -16,23 +16,23 @@ class FiniteDifferences(Derivatives):
     """
 
     def evaluate(self, z: Tensor) -> Tensor:
-        """phi(z), (B, D)."""
+        """Return phi(z), (B, D)."""
         return self.phi(z)
 
     def jacobian(self, z: Tensor) -> Tensor:
-        """J of each sample, (B, D, D)."""
+        """Return J of each sample, (B, D, D)."""
         h = self._step(z)
         units = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
         return torch.stack([self._difference(z, h * unit) / h for unit in units], 2)
 
     def jvp(self, z: Tensor, v: Tensor) -> Tensor:
-        """J v of each sample, (B, D)."""
+        """Return J v of each sample, (B, D)."""
         size = _rms(v)
         h = self._step(z) / torch.where(size > 0, size, 1.0)
         return self._difference(z, h * v) / h
 
     def _step(self, z: Tensor) -> Tensor:
-        """eps^(1/3) times the size of z or phi(z), the larger one, (B, 1)."""
+        """Return eps^(1/3) times the size of z or phi(z), the larger one, (B, 1)."""
         self.evaluations += 1
         size = torch.maximum(_rms(z), _rms(self.phi(z)))
         return torch.finfo(z.dtype).eps ** (1 / 3) * torch.where(size > 0, size, 1.0)
@@ -43,7 +43,7 @@ class FiniteDifferences(Derivatives):
 
 
 def derivatives_of(phi: MatrixMap, z: Tensor) -> Derivatives:
-    """Derivatives by autograd where it leads from z, (B, D), to phi(z), else by differences.
+    """Return derivatives by autograd where it leads from z, (B, D), to phi(z), else by differences.
 
     An adjoint map is built of ready gradients, whose own graph is gone: autograd would take its
     J for zero. One evaluation finds out.

@@ -14,7 +14,7 @@ MAX_CYCLES = 10
 
 
 class LinearResult(IntEnum):
-    """How the linear solve of one sample ended."""
+    """Ending of the linear solve of one sample."""
 
     CONVERGED = 0
     MAX_ITER = 1
@@ -157,7 +157,7 @@ class _Cycle:
         self.j += 1
 
     def finish(self) -> tuple[Tensor, Tensor, Block]:
-        """The step in the space, (B, D), the residual after it, and the directions."""
+        """Return the step in the space, (B, D), the residual after it, and the directions."""
         j = self.j
         diagonal = self.R.diagonal(dim1=1, dim2=2)[:, :j].abs()
         alive = diagonal > _rounding(diagonal.dtype) * diagonal.amax(1, keepdim=True)
@@ -174,12 +174,12 @@ class _Cycle:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """Relative size below which a pivot is 0 up to rounding."""
+    """Return the relative size below which a pivot is 0 up to rounding."""
     return 100 * torch.finfo(dtype).eps
 
 
 def _precondition(blocks: tuple[Block, ...], base: Matvec | None, v: Tensor) -> Tensor:
-    """M v, (B, D), with A M = I on the directions of the blocks, and M the base elsewhere."""
+    """Return M v, (B, D), with A M = I on the directions of the blocks, M the base elsewhere."""
     x = torch.zeros_like(v)
     for U, C in reversed(blocks):
         part = torch.einsum("bjd,bd->bj", C, v)
@@ -189,7 +189,7 @@ def _precondition(blocks: tuple[Block, ...], base: Matvec | None, v: Tensor) -> 
 
 
 def _most_recent(blocks: tuple[Block, ...], memory: int) -> tuple[Block, ...]:
-    """The blocks without the oldest ones of samples that have more than `memory` directions."""
+    """Return blocks without the oldest ones of samples that have more than `memory` directions."""
     kept: tuple[Block, ...] = ()
     total = torch.zeros(len(blocks[0].U), device=blocks[0].U.device)
     for U, C in reversed(blocks):
@@ -202,6 +202,6 @@ def _most_recent(blocks: tuple[Block, ...], memory: int) -> tuple[Block, ...]:
 
 
 def keep_rows(kept: Tensor, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """The blocks with the directions of other samples set to zero; kept is (B,) bool."""
+    """Return the blocks with the directions of other samples set to zero; kept is (B,) bool."""
     rows = kept[:, None, None]
     return tuple(Block(*(torch.where(rows, x, 0.0) for x in block)) for block in blocks)

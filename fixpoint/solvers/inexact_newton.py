@@ -87,7 +87,7 @@ class InexactNewton(IterativeSolver):
 
     @property
     def learn(self) -> bool:
-        """Whether eta is a parameter."""
+        """True if eta is a parameter."""
         return isinstance(self.eta, nn.Parameter)
 
     @property
@@ -95,7 +95,7 @@ class InexactNewton(IterativeSolver):
         return self.learn
 
     def as_adjoint(self) -> Solver:
-        """Its steps averaged over time, where they are not the same."""
+        """Return its steps averaged over time, where they are not the same."""
         if self.timesteps is None:
             return self
         names = [name for name in option_names(type(self)) if name not in self.shared_options]
@@ -112,7 +112,7 @@ class InexactNewton(IterativeSolver):
         return other
 
     def init(self, z: Tensor, t: int | None) -> Tensor:
-        """The steps at time t in the precision of z, (K,)."""
+        """Return the steps at time t in the precision of z, (K,)."""
         return self.steps(t).to(z.dtype)
 
     def update(self, k: int, z: Tensor, fz: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +127,7 @@ class InexactNewton(IterativeSolver):
         return torch.lerp(z, fz, state.index_select(0, k.view(1))), state
 
     def steps(self, t: int | None = None) -> Tensor:
-        """eta of the K updates at time t, (K,)."""
+        """Return eta of the K updates at time t, (K,)."""
         if self.timesteps is None:
             return self.eta
         if t is None:
@@ -145,7 +145,7 @@ class InexactNewton(IterativeSolver):
         return self.eta[t]
 
     def steps_until(self, T: int) -> Tensor:
-        """eta of the first T time steps, (T, K), or (K,) where they share it."""
+        """Return eta of the first T time steps, (T, K), or (K,) where they share it."""
         if self.timesteps is None:
             return self.eta
         self.steps(T - 1)
@@ -156,7 +156,7 @@ class InexactNewton(IterativeSolver):
 
 
 def _initial(eta: float | Sequence[float] | Tensor, shape: tuple[int, ...]) -> Tensor:
-    """eta in the shape of the parameter."""
+    """Return eta in the shape of the parameter."""
     if isinstance(eta, float) and not math.isfinite(eta):
         raise ValueError(f"eta must be finite; got {eta}")
     try:

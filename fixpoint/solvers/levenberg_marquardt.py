@@ -21,7 +21,7 @@ MAX_ESCAPES = 5
 
 
 class LevenbergMarquardtState(NamedTuple):
-    """Where the step being tried starts: z and g, (B, D), |g|^2, (B, 1), and I - J, (B, D, D).
+    """Start of the step being tried: z and g, (B, D), |g|^2, (B, 1), and I - J, (B, D, D).
 
     predicted: fall of |g|^2 that the linear model promises for the step, (B, 1).
     damping: factor of the damping, (B, 1), and growth its factor at a rejection.

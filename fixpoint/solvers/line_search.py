@@ -29,12 +29,14 @@ class LineSearchState(NamedTuple):
     step_size: Tensor
 
     def armijo(self) -> Tensor:
-        """Largest |g|^2 that satisfies the condition of Armijo at the end of the step, (B, 1)."""
+        """Return the largest |g|^2 that satisfies the condition of Armijo at the end of the step,
+        (B, 1).
+        """
         return (1 - 2e-4 * self.step_size) * self.merit
 
 
 class LineSearchResult(NamedTuple):
-    """Where each sample stands after a trial: at its end if accepted, else where it started."""
+    """State of each sample after a trial: its end if accepted, else its start."""
 
     accepted: Tensor  # (B, 1)
     all_accepted: bool  # known to the host

@@ -50,7 +50,7 @@ class NewtonState(NamedTuple):
     jacobian: Tensor | None = None
 
     def transposed_factors(self) -> tuple[Tensor, Tensor]:
-        """LU factors of I - J^T of each sample, (B, D, D), and their pivots."""
+        """Return LU factors of I - J^T of each sample, (B, D, D), and their pivots."""
         assert self.jacobian is not None
         matrix = residual_matrix(self.jacobian, self.trial.g.dtype).mT
         factors, pivots, _ = torch.linalg.lu_factor_ex(matrix)
@@ -211,7 +211,9 @@ class Newton(IterativeSolver):
 
 
 def _max_merit(state: NewtonState) -> Tensor | None:
-    """Largest |g|^2 at which the step being tried is accepted, (B, 1); None: as by Armijo."""
+    """Return the largest |g|^2 at which the step being tried is accepted, (B, 1); None: as by
+    Armijo.
+    """
     if state.plain is None and state.watchdog.excursion is None:
         return None
     most = state.watchdog.max_merit(state.trial.armijo())
@@ -223,7 +225,7 @@ def _max_merit(state: NewtonState) -> Tensor | None:
 def _refused(
     state: NewtonState, fz: Tensor, step_size: Tensor, accepted: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What samples try after a step that ended where phi is fz and was not accepted.
+    """Return what samples try after a step that ended where phi is fz and was not accepted.
 
     Returns:
         The direction, (B, D), the step size, whether the step is plain, (B, 1) each, the Newton
@@ -244,7 +246,7 @@ def _refused(
 
 
 def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> Tensor:
-    """The solution of (I - J) s = g, (B, D); where I - J is singular the one of least norm.
+    """Return the solution of (I - J) s = g, (B, D); where I - J is singular the one of least norm.
 
     Where the host may not read whether a sample needs that, it is g.
     """
@@ -274,7 +276,7 @@ def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> Tensor:
 
 
 def _forcing(state: NewtonState | None, accepted: Tensor, merit: Tensor) -> Tensor:
-    """Relative tolerance of the linear solve, (B,): tighter the faster |g| falls."""
+    """Return the relative tolerance of the linear solve, (B,): tighter the faster |g| falls."""
     if state is None:
         return torch.full_like(merit[:, 0], 0.01)
     with torch.no_grad():

@@ -36,7 +36,7 @@ SOLVERS: dict[str, Callable[..., IterativeSolver]] = {
 
 
 def make_solver(solver: str | Solver, **options: Any) -> Solver:
-    """The solver of that name with these options; a solver is returned as it is.
+    """Return the solver of that name with these options; a solver is returned as it is.
 
     Raises:
         ValueError: no solver has that name.

@@ -37,7 +37,7 @@ class Excursion(NamedTuple):
 
 
 class Watchdog(NamedTuple):
-    """Watches the line search of each sample, and lets a sample go without it once.
+    """Watchdog of the line search of each sample, which lets a sample go without it once.
 
     Where |g|^2 has not halved in `WINDOW` updates, or the line search gives up, undamped steps
     follow from the last accepted one. Unless these halve |g|^2, the sample returns and continues
@@ -59,7 +59,9 @@ class Watchdog(NamedTuple):
     returns: Tensor | None = None
 
     def max_merit(self, line_search: Tensor) -> Tensor:
-        """Largest |g|^2 at which a step is accepted, (B, 1); line_search: by the line search."""
+        """Return the largest |g|^2 at which a step is accepted, (B, 1); line_search: by the line
+        search.
+        """
         if self.excursion is None:
             return line_search
         free = MAX_GROWTH**2 * self.excursion.merit
@@ -68,7 +70,7 @@ class Watchdog(NamedTuple):
     def follow(
         self, after: LineSearchResult, *, may_sync: bool
     ) -> tuple[LineSearchResult, Watchdog]:
-        """From where each sample continues after a step that was judged by `max_merit`."""
+        """Find from where each sample continues after a step that was judged by `max_merit`."""
         excursion, begins, returns = self.excursion, None, None
         if excursion is not None:
             after, excursion, returns = _return(after, excursion)
@@ -82,7 +84,8 @@ class Watchdog(NamedTuple):
         return after, Watchdog(merits, excursion, begins, returns)
 
     def direct(self, direction: Tensor) -> tuple[Tensor, Watchdog]:
-        """The directions, (B, D), with those of samples that have returned, kept from when they
+        """Return the directions, (B, D), with those of samples that have returned, kept from when
+        they
         left."""
         excursion = self.excursion
         if excursion is None:
@@ -98,7 +101,7 @@ class Watchdog(NamedTuple):
 def _return(
     after: LineSearchResult, excursion: Excursion
 ) -> tuple[LineSearchResult, Excursion, Tensor]:
-    """Samples whose undamped steps have ended without success, back where they began."""
+    """Return samples whose undamped steps have ended without success, back where they began."""
     under_way = excursion.left > 0
     fell = after.accepted & (after.merit <= 0.5 * excursion.merit)
     left = torch.where(under_way & after.accepted & ~fell, excursion.left - 1, 0)
@@ -116,7 +119,7 @@ def _return(
 def _begin(
     after: LineSearchResult, slow: Tensor, before: Excursion | None
 ) -> tuple[LineSearchResult, Excursion]:
-    """Samples that begin their undamped steps."""
+    """Return samples that begin their undamped steps."""
     left = torch.where(slow, STEPS, 0 if before is None else before.left)
     new = Excursion(slow, left, after.z, after.g, after.merit.detach(), after.step_size)
     if before is not None:

@@ -1,7 +1,5 @@
 """Training, and comparing what was trained."""
 
-from typing import Any
-
 from fixpoint._messages import missing_extra
 
 try:
@@ -10,6 +8,7 @@ except ModuleNotFoundError:
     raise missing_extra("fixpoint.training", "lightning_fabric", "bench") from None
 
 from fixpoint.training.commands.grid import make_grid
+from fixpoint.training.commands.workers import Started, run_all
 from fixpoint.training.engine.fit import Epoch, fit
 from fixpoint.training.engine.model_factory import LAYERS, make_model
 from fixpoint.training.engine.run_data import prepare
@@ -27,6 +26,7 @@ __all__ = [
     "LOGGERS",
     "Epoch",
     "Recipe",
+    "Started",
     "Trained",
     "build_model",
     "evaluate",
@@ -40,15 +40,7 @@ __all__ = [
     "read_recipe",
     "read_records",
     "record_training",
+    "run_all",
     "run_experiment",
     "write_recipe",
 ]
-
-_FORMER = {"build": "build_model", "execute": "run_experiment"}
-
-
-def __getattr__(name: str) -> Any:
-    """The names that functions had before."""
-    if name in _FORMER:
-        return globals()[_FORMER[name]]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The windows at which a trained model is looked at, and its score on them."""
+"""The windows at which a trained model is examined, and its score on them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Subset(NamedTuple):
 
 @torch.no_grad()
 def subset(trained: Trained, part: str, count: int) -> Subset:
-    """At most `count` windows of train, valid or test, spread evenly.
+    """Take at most `count` windows of train, valid or test, spread evenly.
 
     Windows that hold NaN or inf count for the score alone. Texts of different lengths are cut
     where a tenth of them is longer; of one long text the first piece of each stream is taken.
@@ -94,7 +94,7 @@ def _of_text(trained: Trained, part: str, count: int) -> Subset:
 
 
 def _by_class(right: Tensor, y: Tensor, classes: tuple[str, ...]) -> str:
-    """The fraction of each class, or of the worst three of many."""
+    """Return the fraction of each class, or of the worst three of many."""
     fractions = {c: _mean(right[y == c]) for c in y.unique().tolist()}
     worst = sorted(fractions, key=lambda c: fractions[c])
     few = len(worst) <= 6

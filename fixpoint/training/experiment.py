@@ -40,7 +40,7 @@ _NO_STATISTICS: dict[str, Any] = dict.fromkeys(
 
 
 def build_model(recipe: Recipe, data: Dataset) -> nn.Module:
-    """The untrained model of a recipe.
+    """Return the untrained model of a recipe.
 
     Raises:
         ValueError: a name is unknown, or options do not go together.
@@ -57,7 +57,7 @@ def build_model(recipe: Recipe, data: Dataset) -> nn.Module:
 
 
 def make_fabric(machine: Machine) -> Fabric:
-    """What runs on the machine that a recipe describes.
+    """Make the Fabric of the machine that a recipe describes.
 
     Raises:
         ValueError: there is no such device, or torchrun started another number of processes.
@@ -86,7 +86,9 @@ def make_fabric(machine: Machine) -> Fabric:
 
 
 def _layout(machine: Machine) -> tuple[int, int]:
-    """Devices of each machine, and machines: as torchrun has started the processes, if it has."""
+    """Return devices of each machine, and machines: as torchrun has started the processes, if it
+    has.
+    """
     available = torch.distributed.is_available()
     if not available or not torch.distributed.is_torchelastic_launched():
         return machine.devices, 1
@@ -172,7 +174,7 @@ def _run(
 
 
 def _summary(epochs: list[Epoch], metric: str) -> dict[str, Any]:
-    """Scores of the last and of the best epoch, and of the one that validation would choose."""
+    """Return scores of the last and the best epoch, and of the one that validation would choose."""
     values = [e.accuracy if metric == "accuracy" else e.perplexity for e in epochs]
     validated = epochs[-1].valid_score is not None
     memory = [e.peak_memory_mib for e in epochs if e.peak_memory_mib is not None]
@@ -189,7 +191,7 @@ def _summary(epochs: list[Epoch], metric: str) -> dict[str, Any]:
 
 @contextmanager
 def _fits_memory(recipe: Recipe) -> Iterator[None]:
-    """A MemoryError that says what to do, where torch cannot allocate a tensor."""
+    """Raise a MemoryError that says what to do, where torch cannot allocate a tensor."""
     try:
         yield
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
@@ -211,7 +213,7 @@ def _fits_memory(recipe: Recipe) -> Iterator[None]:
 
 @contextmanager
 def _default_dtype(precision: str) -> Iterator[None]:
-    """float64 as the default dtype where all is float64: Fabric gives outputs in the default."""
+    """Set float64 as the default dtype where all is float64: outputs of Fabric are in it."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if precision == "64-true" else before)
     try:
@@ -221,7 +223,7 @@ def _default_dtype(precision: str) -> Iterator[None]:
 
 
 def size_kb(model: nn.Module) -> float:
-    """Size of a model in KB as the paper counts: without words' vectors, in or out."""
+    """Return the size of a model in KB as the paper counts: without words' vectors, in or out."""
     return model_size_kb(model.layer if isinstance(model, LanguageModel) else model)
 
 
@@ -257,7 +259,7 @@ def tuned(
 
 
 def rank(metric: str) -> Callable[[Any], float]:
-    """A key by which better scores are larger; NaN is worst."""
+    """Return a key by which better scores are larger; NaN is worst."""
     sign = -1 if metric == "perplexity" else 1
     return lambda value: -inf if value is None or value != value else sign * value
 
@@ -274,7 +276,7 @@ def _of_epoch(model: nn.Module, x: Tensor) -> dict[str, float | None]:
 
 @torch.no_grad()
 def _solve_statistics(model: nn.Module, x: Tensor) -> dict[str, Any]:
-    """How the solves of the model went, over all sequences of x and time steps."""
+    """Return how the solves of the model went, over all sequences of x and time steps."""
     layer = _layer(model)
     if not isinstance(layer, ERNN) or layer.num_layers > 1:
         return _NO_STATISTICS
@@ -305,6 +307,6 @@ def _profile(model: nn.Module, windows: Tensor) -> dict[str, Any] | None:
 
 
 def _features(model: nn.Module, x: Tensor) -> Tensor:
-    """What the layer gets, in the dtype of its weights."""
+    """Return what the layer gets, in the dtype of its weights."""
     features: Tensor = model.features(x)  # type: ignore[operator]
     return features.to(next(_layer(model).parameters()).dtype)

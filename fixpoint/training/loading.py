@@ -64,7 +64,7 @@ class Trained:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """The dtype of the weights."""
         dtype: torch.dtype = next(self.model.parameters()).dtype
         return dtype
 
@@ -85,7 +85,7 @@ class Trained:
 
 
 def load_trained(path: Path | str, *, data: str | None = None) -> Trained:
-    """The model that `fixpoint train` or `compare` left in a folder.
+    """Return the model that `fixpoint train` or `compare` left in a folder.
 
     Args:
         path: the folder of a run, as runs/train/KEY, whose last checkpoint is taken; one
@@ -134,7 +134,7 @@ def load_trained(path: Path | str, *, data: str | None = None) -> Trained:
 
 
 def _find(path: Path) -> tuple[Path, Path]:
-    """The folder of the run, and the file of weights in it."""
+    """Return the folder of the run, and the file of weights in it."""
     if not path.exists():
         raise ValueError(
             f"there is no file or folder {path}: give the folder of a training run, as "

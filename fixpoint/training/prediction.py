@@ -61,7 +61,8 @@ def predict(model: Any, form: InputForm, x: Any, lengths: Any = None) -> Predict
 
 
 def as_windows(form: InputForm, x: Any) -> Tensor:
-    """Windows (B, T, d) float64 of a tensor, array or data frame, after a check of their shape.
+    """Return windows (B, T, d) float64 of a tensor, array or data frame, after a check of their
+    shape.
 
     Of a data frame with the names of the channels these columns are taken.
     """

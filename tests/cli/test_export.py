@@ -49,6 +49,13 @@ def test_it_writes_a_program_and_says_how_far_it_agrees(bits, trained, tmp_path)
     assert "FIXPOINT_CLASS_WALKING_UPSTAIRS_SITTING_LAYING" in result.stdout
 
 
+def test_constants_are_named_with_the_prefix(trained, tmp_path):
+    result = run(trained["ernn"], "--prefix", "gait", "--out", tmp_path)
+    name = "GAIT_CLASS_WALKING_UPSTAIRS_SITTING_LAYING"
+    assert name in result.stdout
+    assert name in (tmp_path / "gait.h").read_text()
+
+
 def test_without_a_compiler_fixed_point_is_compared_all_the_same(trained, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     result = run(trained["ernn"], "--bits", "16", "--out", tmp_path)

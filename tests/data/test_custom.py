@@ -159,7 +159,7 @@ BAD = {
     "class": ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "y_test has the class '2', which y"),
     "NaN": (
         {"x": np.where(X[3, 2, 1] == X, np.nan, X), "y": Y},
-        "1 of 20 sequences, first in number 3: correct them or leave them out",
+        "1 of 20 sequences, first in number 3: correct them, leave them out, or fill them",
     ),
     "inf": ({"x": X, "y": Y, "x_test": X * np.inf, "y_test": Y}, "x_test holds NaN, inf"),
     "large": ({"x": X.astype(float) * 1e300, "y": Y}, "numbers beyond float32 in 20 of 20"),

@@ -45,7 +45,7 @@ def files(paths: Iterable[Path]) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def _below(path: Path) -> Iterator[tuple[Path, str]]:
-    """The files of a folder in a fixed order with their names inside it, or one file itself."""
+    """Yield files of a folder in a fixed order with their names inside it, or one file itself."""
     if path.is_file():
         yield path, path.name
         return
@@ -73,7 +73,7 @@ def _files(path: Path, name: str) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def zip_files(archive: zipfile.ZipFile, title: str) -> Iterator[tuple[str, IO[bytes]]]:
-    """The files of an open zip archive, as `files` does; `title` names it in messages."""
+    """Yield the files of an open zip archive, as `files` does; `title` names it in messages."""
     seen: set[str] = set()
     for member in archive.infolist():
         name = _checked(member.filename, title, seen)
@@ -116,13 +116,13 @@ def _checked(name: str, title: str, seen: set[str]) -> str:
 
 
 def _is_of_macos(name: str) -> bool:
-    """Whether a file only holds attributes that an archiver of macOS adds."""
+    """Tell whether a file only holds attributes that an archiver of macOS adds."""
     folder, _, base = name.rpartition("/")
     return base.startswith("._") or "__MACOSX" in folder.split("/")
 
 
 def read(file: IO[bytes], name: str, *, at_most: int = 64 * _MEGABYTE) -> bytes:
-    """All bytes of a file.
+    """Return all bytes of a file.
 
     Raises:
         ValueError: it holds more than `at_most` bytes, or is damaged.
@@ -138,6 +138,6 @@ def read(file: IO[bytes], name: str, *, at_most: int = 64 * _MEGABYTE) -> bytes:
 
 
 def inner_zip(file: IO[bytes], name: str, *, at_most: int) -> Iterator[tuple[str, IO[bytes]]]:
-    """The files of a zip archive inside another one."""
+    """Yield the files of a zip archive inside another one."""
     with zipfile.ZipFile(io.BytesIO(read(file, name, at_most=at_most))) as archive:
         yield from zip_files(archive, name)

@@ -32,7 +32,7 @@ class Archive:
         return self.checksum is not None
 
     def is_file(self, path: Path) -> bool:
-        """Whether a file has the published checksum."""
+        """Tell whether a file has the published checksum."""
         if self.checksum is None or not path.is_file():
             return False
         try:
@@ -57,7 +57,7 @@ class Bar(Protocol):
 
 
 def download(archive: Archive, folder: Path, bar: Bar | None = None) -> Path:
-    """Path of the archive in `folder`, downloaded if it is not there.
+    """Return the path of the archive in `folder`, downloaded if it is not there.
 
     After a broken connection the part received is kept in `folder`, and the next call resumes from
     there if the server supports it.

@@ -68,7 +68,7 @@ _SHA256 = {  # of the arrays of the official text files
 
 
 def parse(paths: Sequence[Path]) -> dict[str, np.ndarray]:
-    """Arrays of har.npz from the official archive, or from the zip archive inside it.
+    """Return arrays of har.npz from the official archive, or from the zip archive inside it.
 
     Raises:
         ValueError: a file is missing, or does not hold what it should.

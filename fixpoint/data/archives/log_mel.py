@@ -51,7 +51,7 @@ def log_mel(clip: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def mel_filters() -> np.ndarray:
-    """The filters (32, 257): the weight of each frequency of the FFT in each filter.
+    """Return the filters (32, 257): the weight of each frequency of the FFT in each filter.
 
     >>> mel_filters().shape
     (32, 257)

@@ -38,7 +38,7 @@ Clips = Mapping[str, tuple[str, str]]
 
 
 def parse(name: str, paths: Sequence[Path]) -> dict[str, np.ndarray]:
-    """Arrays of google12.npz or google30.npz from the official archive.
+    """Return arrays of google12.npz or google30.npz from the official archive.
 
     Args:
         name: "google12" or "google30".
@@ -70,7 +70,7 @@ def parse(name: str, paths: Sequence[Path]) -> dict[str, np.ndarray]:
 def split(
     found: tuple[Iterable[str], Set[str], Set[str]],
 ) -> dict[str, tuple[str, str]]:
-    """Part and word of each clip, by the lists of the archive.
+    """Return part and word of each clip, by the lists of the archive.
 
     Args:
         found: paths of the clips, those of validation_list.txt and those of testing_list.txt.
@@ -95,7 +95,7 @@ def split(
 
 
 def commands(clips: Clips) -> dict[str, tuple[str, str]]:
-    """The clips of Google-12 without silence: ten words, and some of the others as unknown.
+    """Return the clips of Google-12 without silence: ten words, and some of the others as unknown.
 
     >>> commands({"up/a.wav": ("train", "up"), "bed/b.wav": ("train", "bed")})
     {'up/a.wav': ('train', 'up'), 'bed/b.wav': ('train', '_unknown_')}
@@ -129,7 +129,7 @@ def _paths_and_lists(paths: Sequence[Path]) -> tuple[list[str], Set[str], Set[st
 
 
 def _short(path: str) -> str:
-    """word/file.wav of a path, which may start with ./, have backslashes or capital letters."""
+    """Return word/file.wav of a path with ./ in front, backslashes or capital letters."""
     return "/".join(path.replace("\\", "/").lower().split("/")[-2:])
 
 
@@ -159,7 +159,7 @@ def _steps(clip: np.ndarray, path: str) -> np.ndarray:
 
 
 def _silence(noise: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Excerpts of the noise recordings, as many in each part as there are clips of unknown."""
+    """Return excerpts of the noise recordings, as many in each part as clips of unknown."""
     names = sorted(noise)
     if not names or min(len(sound) for sound in noise.values()) < 10 * RATE:
         raise ValueError(

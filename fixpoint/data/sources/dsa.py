@@ -84,7 +84,7 @@ _SEGMENT = re.compile(r"(?:^|/)a(\d\d)/p(\d)/s(\d\d)\.txt$", re.IGNORECASE)
 
 
 def dsa19() -> Dataset:
-    """DSA-19: 4560 train and 4560 test segments (125, 45) of 19 classes, stored as int16.
+    """Return DSA-19: 4560 train and 4560 test segments (125, 45) of 19 classes, stored as int16.
 
     Raises:
         FileNotFoundError: dsa.npz does not exist.
@@ -115,7 +115,7 @@ def dsa19() -> Dataset:
 
 
 def parse(paths: Sequence[Path]) -> dict[str, np.ndarray]:
-    """Arrays of dsa.npz from the official archive of text files aAA/pP/sSS.txt.
+    """Return arrays of dsa.npz from the official archive of text files aAA/pP/sSS.txt.
 
     Raises:
         ValueError: a segment does not have 125 lines of 45 numbers, or a number is out of range.
@@ -150,7 +150,7 @@ def verify(arrays: Arrays) -> None:
 
 
 def _steps(values: np.ndarray, path: str) -> np.ndarray:
-    """Values (125, 45) of a segment as steps (45, 125), int16."""
+    """Return values (125, 45) of a segment as steps (45, 125), int16."""
     if len(values) != 125:
         raise ValueError(f"{path} must have 125 lines, got {len(values)}")
     steps = np.rint(values / _STEP.astype(np.float64))

@@ -71,7 +71,8 @@ HAR2_CLASSES = (
 
 
 def har2() -> Dataset:
-    """HAR-2: 7352 train and 2947 test windows (128, 9), two classes of three activities each.
+    """Return HAR-2: 7352 train and 2947 test windows (128, 9), two classes of three activities
+    each.
 
     Raises:
         FileNotFoundError: har.npz does not exist.
@@ -81,7 +82,7 @@ def har2() -> Dataset:
 
 
 def har6() -> Dataset:
-    """HAR-6: the rows of HAR-2 in the same order, with their six activities as classes.
+    """Return HAR-6: the rows of HAR-2 in the same order, with their six activities as classes.
 
     Raises:
         FileNotFoundError: har.npz does not exist.
@@ -91,7 +92,9 @@ def har6() -> Dataset:
 
 
 def read_har(path: Path | None = None) -> dict[str, np.ndarray]:
-    """Arrays of har.npz, as this module describes them; `path` None looks in the data folder."""
+    """Return arrays of har.npz, as this module describes them; `path` None looks in the data
+    folder.
+    """
     path = path or SOURCE.find()[0]
     arrays = read_npz(path, SCHEMA)
     check_counts(arrays, COUNTS, str(path), f"make it again from {URL}")
@@ -101,7 +104,7 @@ def read_har(path: Path | None = None) -> dict[str, np.ndarray]:
 def har_dataset(
     name: str, arrays: Arrays, *, labels: str, classes: tuple[str, ...], subset: str = ""
 ) -> Dataset:
-    """The data set whose classes are the arrays `labels`_train and `labels`_test."""
+    """Return the data set whose classes are the arrays `labels`_train and `labels`_test."""
 
     def int64(key: str) -> torch.Tensor:
         return torch.from_numpy(arrays[key].astype(np.int64))

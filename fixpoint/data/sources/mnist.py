@@ -58,7 +58,7 @@ _COUNTS = {
 
 
 def pixel_mnist() -> Dataset:
-    """Pixel-MNIST: 60000 train and 10000 test digits (784, 1), row by row, stored as uint8.
+    """Return Pixel-MNIST: 60000 train and 10000 test digits (784, 1), row by row, stored as uint8.
 
     The values are grey levels from 0 to 1.
 
@@ -70,7 +70,8 @@ def pixel_mnist() -> Dataset:
 
 
 def permuted_mnist(seed: int = 0) -> Dataset:
-    """Permuted-MNIST: the digits of Pixel-MNIST, with the pixels of all in one shuffled order.
+    """Return Permuted-MNIST: the digits of Pixel-MNIST, with the pixels of all in one shuffled
+    order.
 
     Args:
         seed: of the order; other seeds are other data sets.
@@ -106,7 +107,7 @@ def _digits(name: str, order: np.ndarray | None) -> Dataset:
 
 
 def parse(paths: Sequence[Path]) -> dict[str, np.ndarray]:
-    """Arrays of mnist.npz from the four official files, each as it is or as .gz.
+    """Return arrays of mnist.npz from the four official files, each as it is or as .gz.
 
     Raises:
         ValueError: one is missing, or is not an IDX file of images or labels.
@@ -149,7 +150,7 @@ def _read_idx(data: bytes, name: str, *, axes: int) -> np.ndarray:
 
 
 def _idx(array: np.ndarray) -> bytes:
-    """The array as an idx file."""
+    """Return the array as an idx file."""
     head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
     return head + array.tobytes()
 

@@ -53,7 +53,7 @@ _SCHEMA: Schema = {
 
 
 def ptb() -> Dataset:
-    """Penn Treebank: streams of 929589, 73760 and 82430 words of 10000.
+    """Return Penn Treebank: streams of 929589, 73760 and 82430 words of 10000.
 
     Raises:
         FileNotFoundError: ptb.npz does not exist.
@@ -80,7 +80,7 @@ def ptb() -> Dataset:
 
 
 def parse(paths: Sequence[Path]) -> dict[str, np.ndarray]:
-    """Arrays of ptb.npz from the official archive, or from its three text files.
+    """Return arrays of ptb.npz from the official archive, or from its three text files.
 
     Raises:
         ValueError: a file is missing, or contains a word that is not in train.
@@ -120,7 +120,7 @@ def verify(arrays: Arrays) -> None:
 
 
 def _text(words: list[str]) -> bytes:
-    """The text file of some words: ` the first line \\n the second one \\n`."""
+    """Write the text file of some words: ` the first line \\n the second one \\n`."""
     return (" " + " ".join(words).replace(f"{_END} ", "\n ").removesuffix(_END) + "\n").encode()
 
 

@@ -35,7 +35,9 @@ _SCHEMA: Schema = {"scale": ("float32", (9,))} | {
 
 
 def har2_sample() -> Dataset:
-    """The sample: 756 train and 324 test windows (128, 9), two classes of three activities each."""
+    """Return the sample: 756 train and 324 test windows (128, 9), two classes of three activities
+    each.
+    """
     return har_dataset(
         "har2-sample",
         read_sample(),
@@ -46,7 +48,8 @@ def har2_sample() -> Dataset:
 
 
 def read_sample() -> dict[str, np.ndarray]:
-    """Arrays named as in har.npz, so `y_test` has the activities, by which errors can be sorted.
+    """Return arrays named as in har.npz, so `y_test` has the activities, by which errors can be
+    sorted.
 
     Beside them `row_train` and `row_test`, the place of each window in har.npz, and `scale` (9,),
     the step of each channel.

@@ -39,7 +39,7 @@ class Source:
 
     @property
     def remedy(self) -> str:
-        """How to get the file, as a clause for messages."""
+        """The way to get the file, as a clause for messages."""
         if self.archives:
             return f"run 'fixpoint data fetch {self.name}' (from {self.archives[0].url})"
         return (
@@ -48,7 +48,7 @@ class Source:
         )
 
     def find(self) -> tuple[Path, bool]:
-        """Path of the file, and whether it is the complete data set.
+        """Return the path of the file, and whether it is the complete data set.
 
         Raises:
             FileNotFoundError: it does not exist.
@@ -71,7 +71,7 @@ class Source:
         return arrays
 
     def obtain(self, bar: Callable[[Archive], Bar | None] = lambda archive: None) -> list[Path]:
-        """Paths of the official archives, in the folder `downloads` of the data folder.
+        """Return paths of the official archives, in the folder `downloads` of the data folder.
 
         Args:
             bar: creates the progress bar of a download.

@@ -49,7 +49,7 @@ _SUBSET = {"train": 3956, "test": 934}
 
 
 def google12() -> Dataset:
-    """Google-12: ten words, unknown and silence, of google12.npz, else of the subset.
+    """Return Google-12: ten words, unknown and silence, of google12.npz, else of the subset.
 
     Raises:
         FileNotFoundError: neither file exists.
@@ -61,7 +61,7 @@ def google12() -> Dataset:
 
 
 def google30() -> Dataset:
-    """Google-30: 51088 train, 6798 valid and 6835 test clips of thirty words.
+    """Return Google-30: 51088 train, 6798 valid and 6835 test clips of thirty words.
 
     Raises:
         FileNotFoundError: google30.npz does not exist.
@@ -89,7 +89,7 @@ def _dataset(name: str, path: Path, sizes: Mapping[str, int | None], subset: str
 
 
 def _groups(speakers: np.ndarray) -> torch.Tensor:
-    """A number for each speaker; each clip of silence is a group of its own, below 0."""
+    """Return a number for each speaker; each clip of silence is a group of its own, below 0."""
     return torch.tensor(
         [
             int(speaker, 16) if speaker else -1 - row

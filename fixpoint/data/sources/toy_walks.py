@@ -22,7 +22,7 @@ CITATION = (
 
 
 def toy_walks(*, walks: int = 10_000, steps: int = 100, seed: int = 0) -> Dataset:
-    """Walks X_t ~ N(X_{t-1}, sigma I) from 0; the class says whether sigma is 0.1 or 1.
+    """Return walks X_t ~ N(X_{t-1}, sigma I) from 0; the class says whether sigma is 0.1 or 1.
 
     sigma is the variance of a step. Each step is a draw of its own, so that a model has to look at
     many of them: read as a s.d., 0.1 and 1 would lie ten times apart and be told apart at once.

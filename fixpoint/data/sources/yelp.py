@@ -63,7 +63,7 @@ _SUBSET_COUNTS = {"y_train": [593, 746, 1190, 2798, 2673], "y_test": [156, 181, 
 
 
 def yelp5() -> Dataset:
-    """Yelp-5: texts of at most 300 words and their stars, of yelp5.npz, else of the subset.
+    """Return Yelp-5: texts of at most 300 words and their stars, of yelp5.npz, else of the subset.
 
     Raises:
         FileNotFoundError: neither file exists.
@@ -95,7 +95,7 @@ def yelp5() -> Dataset:
 
 
 def parse(paths: Sequence[Path], *, reviews: int = _REVIEWS) -> dict[str, np.ndarray]:
-    """Arrays of yelp5.npz from the official archive or its file of reviews.
+    """Return arrays of yelp5.npz from the official archive or its file of reviews.
 
     Args:
         paths: the archive, or `yelp_academic_dataset_review.json`: one JSON object a line, with
@@ -138,7 +138,7 @@ def verify(arrays: Arrays) -> None:
 
 
 def tokenize(text: str) -> list[str]:
-    """The first 300 words of a text.
+    """Return the first 300 words of a text.
 
     >>> tokenize("It's GREAT!! 5/5")
     ["it's", 'great', '!', '!', '5', '5']
@@ -147,7 +147,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def _reviews(paths: Sequence[Path]) -> Iterator[tuple[int, list[str]]]:
-    """Stars and words of each review that has words."""
+    """Yield stars and words of each review that has words."""
     for path, file in files(paths):
         if posixpath.basename(path).lower().endswith("review.json"):
             for number, line in enumerate(_lines(file, path), 1):

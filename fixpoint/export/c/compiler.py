@@ -19,7 +19,7 @@ COMPILERS = ("cc", "gcc", "clang")
 
 
 def find_compiler() -> str | None:
-    """The name of a C compiler that is installed."""
+    """Return the name of a C compiler that is installed."""
     return next((name for name in COMPILERS if shutil.which(name)), None)
 
 
@@ -39,7 +39,7 @@ def compile_c(folder: Path, program: Path, compiler: str, *, flags: Sequence[str
 def run_c(
     command: Sequence[str], windows: Tensor, *, samples: Samples = "float"
 ) -> tuple[Tensor, Tensor]:
-    """Labels (B,) and scores (B, C) that a compiled program prints for windows (B, T, d).
+    """Return labels (B,) and scores (B, C) that a compiled program prints for windows (B, T, d).
 
     Args:
         command: the program, with an emulator before it where it is for another machine.
@@ -63,7 +63,7 @@ def run_c(
 def compiled_scores(
     folder: Path, windows: Tensor, compiler: str, *, samples: Samples = "float"
 ) -> Tensor:
-    """Scores, (B, C), of windows by the program in a folder, compiled in a temporary one."""
+    """Return scores, (B, C), of windows by the program in a folder, compiled in a temporary one."""
     with tempfile.TemporaryDirectory() as place:
         program = Path(place) / "classify"
         compile_c(folder, program, compiler)

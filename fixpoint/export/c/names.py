@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 
-def constant_names(classes: Sequence[str]) -> list[str]:
-    """A C identifier for each class, all different.
+def constant_names(classes: Sequence[str], prefix: str = "fixpoint") -> list[str]:
+    """Make a C identifier for each class, all different.
 
     >>> constant_names(["walking upstairs", "sit/stand", "sit stand"])
     ['FIXPOINT_CLASS_WALKING_UPSTAIRS', 'FIXPOINT_CLASS_SIT_STAND', 'FIXPOINT_CLASS_SIT_STAND_2']
@@ -16,7 +16,7 @@ def constant_names(classes: Sequence[str]) -> list[str]:
     for label, name in enumerate(classes):
         # C99 compilers tell identifiers apart by their first 63 characters at least.
         word = re.sub("[^0-9A-Z]+", "_", name.upper(), flags=re.ASCII).strip("_")[:40]
-        identifier = f"FIXPOINT_CLASS_{word}" if word else f"FIXPOINT_CLASS_{label}"
+        identifier = f"{prefix.upper()}_CLASS_{word or label}"
         while identifier in names:
             identifier += f"_{label}"
         names.append(identifier)
@@ -24,7 +24,7 @@ def constant_names(classes: Sequence[str]) -> list[str]:
 
 
 def string_literal(text: str) -> str:
-    r"""A C string of the text in UTF-8; blanks of any kind become single spaces.
+    r"""Return a C string of the text in UTF-8; blanks of any kind become single spaces.
 
     >>> print(string_literal('a "b"\n?\u00e9'))
     "a \"b\" \?\303\251"

@@ -45,7 +45,7 @@ class Array(NamedTuple):
 
     @property
     def is_table(self) -> bool:
-        """Whether it belongs to the normalization or to a function, not to the weights."""
+        """True if it belongs to the normalization or to a function, not to the weights."""
         return self.name.startswith(_TABLES)
 
 
@@ -88,7 +88,7 @@ def write_c(
 
 
 def constants(network: Network | IntegerNetwork) -> list[Array]:
-    """The constant arrays of the program, weights and normalization."""
+    """Return the constant arrays of the program, weights and normalization."""
     if isinstance(network, IntegerNetwork):
         return [Array(*part) for part in network.arrays]
     arrays = [
@@ -127,7 +127,7 @@ def _of_layer(layer: Recurrence) -> list[Array]:
 
 
 def _values(network: Network | IntegerNetwork, title: str) -> dict[str, Any]:
-    """What the templates take."""
+    """Return what the templates take."""
     own: dict[str, Any] = {"bits": 32, "samples": "float"}
     source = network.network if isinstance(network, IntegerNetwork) else network
     if isinstance(network, IntegerNetwork):
@@ -186,7 +186,7 @@ def _layer_values(network: Network | IntegerNetwork, index: int) -> dict[str, An
 
 
 def _sigma_call(layer: IntegerLayer | None, argument: str) -> str:
-    """sigma of an integer argument as a C expression."""
+    """Return sigma of an integer argument as a C expression."""
     assert layer is not None
     sigma = layer.layer.nonlinearity
     if sigma == "identity":
@@ -197,7 +197,7 @@ def _sigma_call(layer: IntegerLayer | None, argument: str) -> str:
 
 
 def _at(steps: Any, updates: int) -> str:
-    """The index of an array (T, K) or (1, K) at time step state->t and update k."""
+    """Return the index of an array (T, K) or (1, K) at time step state->t and update k."""
     if steps is None:
         return ""
     k = "k" if updates > 1 else "0"
@@ -207,7 +207,7 @@ def _at(steps: Any, updates: int) -> str:
 
 
 def _test_values(network: Network | IntegerNetwork) -> dict[str, Any]:
-    """Windows that a program tests itself with, and their scores."""
+    """Return windows that a program tests itself with, and their scores."""
     source = network.network if isinstance(network, IntegerNetwork) else network
     counts = isinstance(network, IntegerNetwork) and network.inputs.samples == "int16"
     windows = example_windows(source)
@@ -227,7 +227,9 @@ def _test_values(network: Network | IntegerNetwork) -> dict[str, Any]:
 
 
 def example_windows(network: Network) -> Tensor:
-    """Two windows of waves about the mean of each channel, (2, T, d) in the units of the sensor."""
+    """Return two windows of waves about the mean of each channel, (2, T, d) in the units of the
+    sensor.
+    """
     inputs = network.inputs
     t = torch.arange(network.timesteps, dtype=torch.float64)[:, None]
     channel = torch.arange(network.input_size, dtype=torch.float64)
@@ -237,7 +239,7 @@ def example_windows(network: Network) -> Tensor:
 
 
 def _written(array: Array) -> dict[str, Any]:
-    """An array as the header has it."""
+    """Return an array as the header has it."""
     flat = array.values.ravel()
     return {
         "name": array.name,
@@ -249,7 +251,7 @@ def _written(array: Array) -> dict[str, Any]:
 
 
 def _text(flat: np.ndarray) -> str:
-    """Numbers as lines of C."""
+    """Return numbers as lines of C."""
     floats = flat.dtype == np.float32
     texts = [f"{v:.9g}" for v in flat] if floats else [str(v) for v in flat]
     if floats:
@@ -271,7 +273,7 @@ def _render(template: str, values: Mapping[str, Any], prefix: str) -> str:
 
 
 def _source(prefix: str, template: str) -> str:
-    """The text of a template whose names begin with a prefix."""
+    """Return the text of a template whose names begin with a prefix."""
     place = resources.files("fixpoint.export.c") / "templates" / template
     text = place.read_text(encoding="utf-8")
     return _renamed(text, prefix)

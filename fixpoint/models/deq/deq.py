@@ -134,7 +134,7 @@ class DEQ(nn.Module):
         groups: Tensor | None = None,
         **options: Any,
     ) -> list[Tree]:
-        """States along the solve, each differentiable, and z* last; see `supervised_states`.
+        """Return states along the solve, each differentiable, and z* last; see `supervised_states`.
 
         For a loss on the way to the equilibrium, as `correction_loss`.
         """
@@ -162,7 +162,7 @@ class DEQ(nn.Module):
         groups: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tree, Tensor]:
-        """z* and the penalty `jac_reg` of f at z*, (B,), for one more evaluation of f.
+        """Return z* and the penalty `jac_reg` of f at z*, (B,), for one more evaluation of f.
 
         Its gradient reaches f, not z*: `loss + weight * penalty.mean()`.
         """
@@ -182,7 +182,7 @@ class DEQ(nn.Module):
     def _held(
         self, given: dict[str, Any], groups: Tensor | None
     ) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-        """f held still, with those of the given arguments that it takes, and the others."""
+        """Yield f frozen for a solve, with the given arguments that it takes, and the others."""
         own = {name: value for name, value in given.items() if _takes(self.f, name, value)}
         if groups is not None and _takes(self.f, "groups", None):
             own["groups"] = groups
@@ -223,7 +223,7 @@ class DEQ(nn.Module):
 
 
 def _takes(f: Callable[..., Any], name: str, value: Any) -> bool:
-    """Whether f has an argument of that name behind z and x, or takes any tensors by name."""
+    """Tell whether f has an argument of that name behind z and x, or takes any tensors by name."""
     parameters = inspect.signature(f.forward if isinstance(f, nn.Module) else f).parameters
     if name in list(parameters)[2:]:
         return True

@@ -32,7 +32,7 @@ CHANGING = (
 def frozen(
     module: nn.Module, function: Callable[..., Any] | None = None
 ) -> Iterator[Callable[..., Any]]:
-    """For one solve, the module as a map that does not change from one evaluation to the next.
+    """Freeze the module for one solve, as a map that does not change between evaluations.
 
     Some modules change as they are evaluated in training mode, and an iteration would chase a
     moving target. In the map that this context gives
@@ -164,7 +164,7 @@ def _value(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 @contextmanager
 def _read_from_context(parts: list[parametrize.ParametrizationList]) -> Iterator[None]:
-    """Within the block these parametrizations give the weights of the thread that asks."""
+    """Let these parametrizations give, within the block, the weights of the thread that asks."""
     with _installing:
         for part in parts:
             _readers[part] += 1
@@ -200,7 +200,7 @@ def _refuse_changing(parts: list[nn.Module]) -> None:
 
 
 def _dropout_of(part: nn.Module) -> tuple[str, float]:
-    """The option of a module of torch that sets its random masks, and its value."""
+    """Return the option of a module of torch that sets its random masks, and its value."""
     if isinstance(part, CHANGING):
         return "p", part.p
     if isinstance(part, nn.MultiheadAttention):

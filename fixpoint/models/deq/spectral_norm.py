@@ -135,7 +135,7 @@ class _NormBound(nn.Module):
         return W * (self.bound / norm).to(W.dtype)
 
     def right_inverse(self, W: Tensor) -> Tensor:
-        """What to store when W is assigned."""
+        """Return what to store when W is assigned."""
         return W
 
     def extra_repr(self) -> str:
@@ -143,7 +143,7 @@ class _NormBound(nn.Module):
 
 
 def _spectral_norm(W: Tensor) -> Tensor:
-    """||W||_2 of a matrix; on a CUDA device by products alone, without a wait of the host."""
+    """Return ||W||_2 of a matrix; on a CUDA device by products, without a wait of the host."""
     by_products = W.is_cuda and not torch.compiler.is_compiling() and not inside_transform()
     norm: Tensor = _NormByProducts.apply(W) if by_products else torch.linalg.matrix_norm(W, 2)
     return norm

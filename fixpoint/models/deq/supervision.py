@@ -35,7 +35,7 @@ def supervised_states(
     groups: Tensor | None = None,
     **options: Unpack[IterativeOptions],
 ) -> tuple[list[Tree], Solution]:
-    """States of one solve after `at` updates, z* last, and the `Solution`.
+    """Return states of one solve after `at` updates, z* last, and the `Solution`.
 
     A loss on them trains phi to come near its equilibrium early, which keeps a solve short. The
     solve is the same as without; z* has the gradient of the layer, the others a phantom gradient
@@ -104,7 +104,7 @@ def supervised_states(
 def _keeping(
     solver: IterativeSolver, at: Sequence[int], kept: dict[int, Tensor]
 ) -> IterativeSolver:
-    """The solver, which keeps the states after so many updates, and no other."""
+    """Return the solver, which keeps the states after so many updates, and no other."""
     solver = copy.copy(solver)
     update = solver.update
 
@@ -120,7 +120,7 @@ def _keeping(
 def correction_loss(
     loss: Callable[[Tree], Tensor], states: Sequence[Tree], *, gamma: float = 0.8
 ) -> Tensor:
-    """sum_i gamma^(n - i) loss(z_i) over states z_1 .. z_n, the last with weight 1.
+    """Return sum_i gamma^(n - i) loss(z_i) over states z_1 .. z_n, the last with weight 1.
 
     The fixed-point correction: earlier states are pulled towards the target as well.
 

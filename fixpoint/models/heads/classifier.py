@@ -39,11 +39,11 @@ class LastStateClassifier(nn.Module):
         self.embedding = None if vocabulary is None else nn.Embedding(vocabulary, hidden_size)
 
     def features(self, x: Sequences) -> Sequences:
-        """What the layer gets, (B, T, d), or packed."""
+        """Return what the layer gets, (B, T, d), or packed."""
         return x if self.embedding is None else on_data(self.embedding, x)
 
     def forward(self, x: Sequences, lengths: Tensor | None = None) -> Tensor:
-        """Logits, (B, classes), of x, (B, T, d), or words (B, T), or packed.
+        """Return logits, (B, classes), of x, (B, T, d), or words (B, T), or packed.
 
         With `lengths`, (B,), the last state is that after so many time steps, at least one. Packed
         sequences have theirs.
@@ -66,12 +66,12 @@ class LastStateClassifier(nn.Module):
         return self.logits(output[rows, lengths.clamp_min(1) - 1])
 
     def logits(self, output: Tensor) -> Tensor:
-        """Logits (..., classes) of outputs of the layer, (..., n)."""
+        """Return logits (..., classes) of outputs of the layer, (..., n)."""
         return self.head(output)
 
 
 def parameter_count(model: nn.Module) -> int:
-    """How many numbers the model's parameters hold.
+    """Count how many numbers the model's parameters hold.
 
     Example:
         >>> import torch
@@ -83,7 +83,8 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def model_size_kb(model: nn.Module) -> float:
-    """Size of the parameters in float32, in KB of 1024 bytes; word embeddings are not counted.
+    """Return the size of the parameters in float32, in KB of 1024 bytes; word embeddings are not
+    counted.
 
     Example:
         >>> import torch

@@ -68,7 +68,7 @@ class LanguageModel(nn.Module):
                 bias.copy_(torch.log_softmax((counts + 1.0).log(), 0))
 
     def features(self, words: Sequences) -> Sequences:
-        """What the layer gets, (B, T, n), or packed."""
+        """Return what the layer gets, (B, T, n), or packed."""
         return on_data(self.embedding, words)
 
     def forward(self, words: Sequences, hx: Any = None) -> tuple[Sequences, Any]:
@@ -83,7 +83,7 @@ class LanguageModel(nn.Module):
         return getattr(cell, "timesteps", None) is not None
 
     def logits(self, output: Tensor) -> Tensor:
-        """Logits (..., vocabulary) of outputs of the layer, (..., n)."""
+        """Return logits (..., vocabulary) of outputs of the layer, (..., n)."""
         if self.head is None:
             return F.linear(output, self.embedding.weight, self.bias)
         return self.head(output)

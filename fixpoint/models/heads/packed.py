@@ -11,5 +11,5 @@ Sequences = Tensor | PackedSequence
 
 
 def on_data(f: Callable[[Tensor], Tensor], x: Sequences) -> Sequences:
-    """f of all time steps, packed again where x is."""
+    """Return f of all time steps, packed again where x is."""
     return x._replace(data=f(x.data)) if isinstance(x, PackedSequence) else f(x)

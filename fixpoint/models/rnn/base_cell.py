@@ -131,7 +131,7 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         self._plans: dict[Any, CallPlan] = {}
 
     def new_bias(self, name: str, size: int, *, start: Start, bias: bool) -> None:
-        """A parameter, or None without bias."""
+        """Make the parameter, or None without bias."""
         if boolean(bias=bias):
             self.new_parameter(name, size, start=start)
         else:
@@ -142,14 +142,14 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         return None
 
     def states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
-        """h_1 .. h_T, (T, B, n), or h_T, (B, n), for finite x, (T, B, d), and h0, (B, n).
+        """Return h_1 .. h_T, (T, B, n), or h_T, (B, n), for finite x, (T, B, d), and h0, (B, n).
 
         That of a cell with `timesteps` takes `start`, the time index of the first step, too.
         """
         raise NotImplementedError
 
     def plan(self) -> CallPlan:
-        """How states are computed on the device of the parameters, in this grad mode."""
+        """Return how states are computed on the device of the parameters, in this grad mode."""
         like = first_parameter(self)
         key = like.device, torch.is_grad_enabled()
         plan = self._plans.get(key)
@@ -160,20 +160,22 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         return plan
 
     def make_plan(self, device: torch.device) -> CallPlan:
-        """The plan for a device; `plan` makes it once."""
+        """Return the plan for a device; `plan` makes it once."""
         reason = f"{type(self).__name__} has no fused path"
         return make_plan("", reason, self.hidden_size, device)
 
     def no_fused_path(self) -> str | None:
-        """Why no input takes the fused path, or None where some do."""
+        """Return why no input takes the fused path, or None where some do."""
         return self.plan().reason
 
     def no_parallel_path(self) -> str | None:
-        """Why the steps cannot be solved at once, or None where they can."""
+        """Return why the steps cannot be solved at once, or None where they can."""
         return None
 
     def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
-        """The recurrence for x, (T, B, d), and h0, (B, n), as a step on rows of time and batch."""
+        """Return the recurrence for x, (T, B, d), and h0, (B, n), as a step on rows of time and
+        batch.
+        """
 
         def step(h: Tensor, x: Tensor) -> Tensor:
             return self.states(x.unsqueeze(0), h, last_only=True)
@@ -181,7 +183,7 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         return ParallelForm(step, x, "auto")
 
     def sequence(self, x: Tensor, h0: Tensor, span: Span = Span()) -> Tensor:  # noqa: B008
-        """h_1 .. h_T, (T, B, n), or h_T, (B, n), for x, (T, B, d), and h0, (B, n)."""
+        """Return h_1 .. h_T, (T, B, n), or h_T, (B, n), for x, (T, B, d), and h0, (B, n)."""
         dtype, good = h0.dtype, None
         if autocast_enabled(x.device.type):
             own = first_parameter(self).dtype
@@ -195,7 +197,7 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         return torch.where((good[-1] if span.last_only else good).unsqueeze(-1), h, torch.nan)
 
     def _states_in_time(self, x: Tensor, h0: Tensor, span: Span) -> Tensor:
-        """`states`, for all time steps at once where `time` says so."""
+        """Return `states`, for all time steps at once where `time` says so."""
         if is_symbol(x.shape[0]):
             return self._states_of_any_length(x, h0, span)
         form = None
@@ -213,7 +215,7 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         return states[-1] if span.last_only else states
 
     def _states_of_any_length(self, x: Tensor, h0: Tensor, span: Span) -> Tensor:
-        """`states` for a number of time steps that is a symbol of an exported graph."""
+        """Return `states` for a number of time steps that is a symbol of an exported graph."""
         if self.timesteps is not None:
             raise ValueError(
                 f"{type(self).__name__} has steps of their own at each of {self.timesteps} time "
@@ -251,11 +253,11 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         return new.squeeze(0) if x.dim() == 1 else new
 
     def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
-        """h', (B, n), for x, (B, d), and h, (B, n), at time index t where a cell has some."""
+        """Return h', (B, n), of x, (B, d), and h, (B, n), at time t where a cell has some."""
         return self.sequence(x.unsqueeze(0), h, Span(start=t or 0, last_only=True))
 
     def rows(self, x: Tensor, hx: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x and hx of one step as (B, d) and (B, n), after a check."""
+        """Return x and hx of one step as (B, d) and (B, n), after a check."""
         d, n = self.input_size, self.hidden_size
         if x.dim() not in (1, 2) or x.shape[-1] != d:
             raise ValueError(
@@ -319,14 +321,14 @@ class FusedCell(RecurrentCell):
         self.recompute = False
 
     def recurrence(self, T: int, start: int = 0) -> Any:
-        """The tensors that both operations take beside the input and the first state.
+        """Return the tensors that both operations take beside the input and the first state.
 
         start: time index of the first step, for a cell with `timesteps`.
         """
         raise NotImplementedError
 
     def inputs(self, x: Tensor, h0: Tensor, weights: Any) -> Any:
-        """The tensors of the fused operation."""
+        """Return the tensors of the fused operation."""
         raise NotImplementedError
 
     def make_plan(self, device: torch.device) -> CallPlan:
@@ -347,7 +349,7 @@ class FusedCell(RecurrentCell):
     def _fused(
         self, x: Tensor, h0: Tensor, last_only: bool, start: int
     ) -> tuple[str | None, Tensor | None]:
-        """Either the reason against the fused path, or the states."""
+        """Return either the reason against the fused path, or the states."""
         device = x.device.type
         if autocast_enabled(device):
             lower = dtype_of_products(device)
@@ -368,7 +370,7 @@ class FusedCell(RecurrentCell):
         return None, self.operation.run(inputs, options)[0]
 
     def plain_states(self, x: Tensor, h0: Tensor, *, last_only: bool, start: int = 0) -> Tensor:
-        """`states` by plain operations, the reference."""
+        """Return `states` by plain operations, the reference."""
         weights = self.recurrence(len(x), start)._asdict()
         options = {"activation": self.nonlinearity, "last_only": last_only}
         h: Tensor = type(self).reference(x, h0=h0, **weights, **options)
@@ -465,7 +467,7 @@ class GatedCell(FusedCell):
 
 
 def dtype_of_products(device: str) -> torch.dtype | None:
-    """bfloat16 where autocast to it is on and a kernel multiplies in it, else None."""
+    """Return bfloat16 where autocast to it is on and a kernel multiplies in it, else None."""
     if device != "cuda" or not autocast_enabled(device):
         return None
     asked = torch.get_autocast_dtype(device)

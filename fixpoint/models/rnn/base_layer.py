@@ -24,7 +24,7 @@ NO_STREAM = (
 
 
 class StreamState(NamedTuple):
-    """What a layer needs of the time steps before, for the next one or the next piece.
+    """State of a layer after some time steps, for the next one or the next piece.
 
     hx: last states, (L, B, n), or (L, n) unbatched.
     t: index of the next time step; 0 to begin again from these states.
@@ -126,7 +126,7 @@ class Recurrent(Stack, ShowsAllOptions, nn.Module):
         self.nonlinearity: str | None = getattr(cell, "nonlinearity", None)
 
     def cells(self) -> list[Any]:
-        """The cells, layer by layer, the forward direction first."""
+        """Return the cells, layer by layer, the forward direction first."""
         return [self._modules[name] for name in self._names]
 
     @property
@@ -135,7 +135,7 @@ class Recurrent(Stack, ShowsAllOptions, nn.Module):
         return [list(cell.parameters()) for cell in self.cells()]
 
     def flatten_parameters(self) -> None:
-        """Do nothing, as `torch.nn.RNN` does where cuDNN has no part."""
+        """Leave all as it is, as `torch.nn.RNN` does where cuDNN has no part."""
 
     def reset_parameters(self) -> None:
         """Draw all parameters again, as the constructor does, also after `to_empty`."""
@@ -160,7 +160,8 @@ class Recurrent(Stack, ShowsAllOptions, nn.Module):
     def last_output(
         self, x: Tensor | PackedSequence, hx: Tensor | StreamState | None = None
     ) -> Tensor:
-        """The output of the last time step alone, (B, D n) or (D n,): cheaper than `forward`.
+        """Return the output of the last time step alone, (B, D n) or (D n,): cheaper than
+        `forward`.
 
         That of a packed sequence is after the last step of each sample.
         """
@@ -168,7 +169,7 @@ class Recurrent(Stack, ShowsAllOptions, nn.Module):
         return output
 
     def _start_of(self, hx: Tensor | StreamState | None) -> tuple[States | None, int]:
-        """The first states and the time index of the first step."""
+        """Return the first states and the time index of the first step."""
         if hx is None:
             return None, 0
         if isinstance(hx, StreamState):
@@ -193,7 +194,7 @@ class Recurrent(Stack, ShowsAllOptions, nn.Module):
         return x.shape[self._time_axis(x)]
 
     def _check_lengths(self, x: PackedSequence) -> None:
-        """A `StreamState` has one time index for all samples."""
+        """Refuse lengths with a `StreamState`, which has one time index for all samples."""
         if self.cells()[0].timesteps is not None and x.batch_sizes[0] != x.batch_sizes[-1]:
             raise ValueError(
                 "a StreamState has one time index, so that the sequences of a packed piece must be "
@@ -207,7 +208,8 @@ class Recurrent(Stack, ShowsAllOptions, nn.Module):
         return cell(x, start[0], span=span), ()  # type: ignore[misc]
 
     def step(self, x: Tensor, state: StreamState | None = None) -> tuple[Tensor, StreamState]:
-        """One time step of a stream: the output that `forward` has at it, and the state after it.
+        """Advance a stream by one time step: the output that `forward` has at it, and the state
+        after it.
 
         Args:
             x: x_t, (B, d) or (d,).

@@ -26,7 +26,7 @@ from fixpoint.models.rnn.scan import Trajectory, mask_nonfinite, mask_trajectory
 
 
 def why_not_fused(phi: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
-    """Why no input takes the fused equilibrium scan, or None where some do."""
+    """Return why no input takes the fused equilibrium scan, or None where some do."""
     if is_manifold(phi):
         exact = fixed_point.solver.has_tolerance and isinstance(fixed_point.backward, Implicit)
         return None if exact else "ManifoldMap is solved for all time steps at once with Implicit()"
@@ -43,7 +43,7 @@ def why_not_fused(phi: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
 
 
 def method_of(phi: EquilibriumMap, fixed_point: FixedPoint, device: torch.device) -> Method:
-    """How the fused scan solves and differentiates, where `why_not_fused` gives no reason."""
+    """Return how the fused scan solves and differentiates; `why_not_fused` gives no reason."""
     backward = _backward_here(fixed_point, device)
     return Method(phi.nonlinearity, fixed_point.solver, backward)  # type: ignore[arg-type]
 
@@ -51,7 +51,7 @@ def method_of(phi: EquilibriumMap, fixed_point: FixedPoint, device: torch.device
 def fused_trajectory(
     phi: EquilibriumMap, fixed_point: FixedPoint, method: Method, x: Tensor, h0: Tensor
 ) -> tuple[str | None, Trajectory | None]:
-    """Either the reason against the fused path for these tensors, or the same as `scan`.
+    """Return either the reason against the fused path for these tensors, or the same as `scan`.
 
     torch.compile leaves it out of its graph as a whole, not each time step's solve.
     """
@@ -90,7 +90,9 @@ def _run(
 
 
 def _backward_here(fixed_point: FixedPoint, device: torch.device) -> Backward:
-    """Implicit() in place of a backward that is not fused where no gradient can be asked for."""
+    """Return Implicit() in place of a backward that is not fused where no gradient can be asked
+    for.
+    """
     solver, backward = fixed_point.solver, fixed_point.backward
     if torch.is_grad_enabled() or unsupported_method(solver, backward, device) is None:
         return backward
@@ -98,14 +100,14 @@ def _backward_here(fixed_point: FixedPoint, device: torch.device) -> Backward:
 
 
 def is_manifold(phi: EquilibriumMap) -> bool:
-    """Whether phi is that of `ManifoldMap`: a subclass may have another."""
+    """Tell whether phi is that of `ManifoldMap`: a subclass may have another."""
     return getattr(type(phi), "bind", None) is ManifoldMap.bind
 
 
 def _manifold_trajectory(
     phi: ManifoldMap, fixed_point: FixedPoint, x: Tensor, h0: Tensor
 ) -> Trajectory:
-    """s_t = h_t + h_{t-1} of all time steps as one batch of equilibria, h_t as their sum."""
+    """Return s_t = h_t + h_{t-1} of all time steps as one batch of equilibria, h_t as their sum."""
     x, h0, good = mask_nonfinite(x, h0)
     u, sigma = phi.input_projection(x), ACTIVATIONS[phi.nonlinearity]
     rows, U = u.flatten(0, 1), phi.U

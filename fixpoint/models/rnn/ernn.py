@@ -165,7 +165,7 @@ class ERNNCell(LeakyCell):
         return ParallelForm(self.cell, x, jacobian, solver=solver)
 
     def _inner_steps_form(self, x: Tensor, eta: Tensor) -> ParallelForm:
-        """K inexact Newton steps as one step: phi depends on h_{t-1} beside its iterate."""
+        """Return K inexact Newton steps as one step: phi depends on h_{t-1} beside its iterate."""
         K, phi = eta.shape[-1], self.cell
         eta = eta.expand(len(x), K)
 
@@ -243,7 +243,7 @@ class ERNNCell(LeakyCell):
         return None, path.h_n if last_only else path.output
 
     def trajectory(self, x: Tensor, h0: Tensor | None = None, *, start: int = 0) -> Trajectory:
-        """All states of x, (T, B, d), and how each was solved; see `scan`."""
+        """Return all states of x, (T, B, d), and how each was solved; see `scan`."""
         plan = self.plan()
         if self.implementation != "reference" and plan.method is not None:
             h = x.new_zeros(x.shape[1], self.hidden_size) if h0 is None else h0
@@ -306,7 +306,7 @@ class ERNN(Recurrent):
         return cast(ERNNCell, self.l0)
 
     def trajectory(self, x: Tensor, hx: Tensor | StreamState | None = None) -> Trajectory:
-        """The outputs in the layout of `forward` together with how each step was solved.
+        """Return the outputs in the layout of `forward` together with how each step was solved.
 
         Raises:
             ValueError: the layer has several layers or directions.

@@ -20,7 +20,7 @@ GUARD = 0.01
 
 
 def mod_relu(z: Tensor, b: Tensor | None) -> Tensor:
-    """relu(|z| + b) z / (|z| + 0.01)."""
+    """Return relu(|z| + b) z / (|z| + 0.01)."""
     size = z.abs()
     return torch.relu(size if b is None else size + b) * z / (size + GUARD)
 
@@ -74,7 +74,7 @@ class EURNNCell(RecurrentCell):
         self.new_bias("b", hidden_size, start=nn.init.zeros_, bias=bias)
 
     def transition(self) -> Tensor:
-        """F, (n, n)."""
+        """Return F, (n, n)."""
         where = self.W.device
         M = torch.eye(self.hidden_size, dtype=self.W.dtype, device=where)
         pairs = _pairs(self.hidden_size, self.style, self.capacity, where)
@@ -118,7 +118,7 @@ def _uniform(size: float) -> Start:
 def _pairs(
     n: int, style: str, capacity: int, device: torch.device | str = "cpu"
 ) -> list[tuple[Tensor, Tensor]]:
-    """The two units of each pair, layer by layer."""
+    """Return the two units of each pair, layer by layer."""
     units = torch.arange(n, device=device)
     if style == "tunable":
         layers = []

@@ -54,14 +54,14 @@ class ParallelForm(NamedTuple):
 
 
 def checked_time(time: str) -> str:
-    """The value, if it is a `TimeMode`."""
+    """Return the value, if it is a `TimeMode`."""
     if time not in get_args(TimeMode):
         raise ValueError(unknown_name("time", time, get_args(TimeMode)))
     return time
 
 
 def solve_states(form: ParallelForm, h0: Tensor) -> tuple[Tensor, Solution]:
-    """h_1 .. h_T, (T, B, n), and the `Solution` of all (inner) steps without its z."""
+    """Return h_1 .. h_T, (T, B, n), and the `Solution` of all (inner) steps without its z."""
     window = max(32, CACHED // max(h0.numel(), 1)) if h0.device.type == "cpu" else None
     if form.solver is None:
         # So many updates cost as much as two loops of a long sequence; then a sample falls back.
@@ -85,7 +85,7 @@ def solve_states(form: ParallelForm, h0: Tensor) -> tuple[Tensor, Solution]:
 
 
 def parallel_pays(form: ParallelForm, h0: Tensor) -> bool:
-    """Whether all steps at once are expected to be faster than a Python loop over them.
+    """Tell whether all steps at once are expected to be faster than a Python loop over them.
 
     By measurement (docs/parallel_in_time.md): for few units and long sequences, where the Jacobian
     costs nothing. No GPU has been measured.
@@ -97,7 +97,9 @@ def parallel_pays(form: ParallelForm, h0: Tensor) -> bool:
 
 
 def _expected_updates(form: ParallelForm, steps: int) -> float:
-    """Updates as measured: they grow with the sum of 1 - decay, up to what a state remembers."""
+    """Return updates as measured: they grow with the sum of 1 - decay, up to what a state
+    remembers.
+    """
     if not isinstance(form.jacobian, LeakyJacobian):
         return 64.0
     leaks = (1 - form.jacobian.decay.double()).abs()
@@ -106,7 +108,7 @@ def _expected_updates(form: ParallelForm, steps: int) -> float:
 
 
 def is_traced() -> bool:
-    """Whether a tracer or a transform runs, which cannot follow a loop that depends on data."""
+    """Tell whether a tracer or transform runs, which cannot follow a loop that depends on data."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or carries_tangents()
 
 
@@ -135,7 +137,7 @@ def leaky_form(
     b: Tensor,
     activation: str,
 ) -> ParallelForm:
-    """h <- a_tk h + b_tk sigma(A h + W x_t + bias) as one chain of T K steps."""
+    """Return h <- a_tk h + b_tk sigma(A h + W x_t + bias) as one chain of T K steps."""
     sigma, At, T = ACTIVATIONS[activation], A.t(), len(x)
     K = max((v.shape[-1] for v in (a, b) if v.dim()), default=1)
     decay, gain = (v.expand(T, K).reshape(-1) for v in (a, b))
@@ -154,7 +156,7 @@ def leaky_form(
 def gated_form(
     x: Tensor, *, V: Tensor, W: Tensor, bias: Tensor | None, p: Tensor, q: Tensor, activation: str
 ) -> ParallelForm:
-    """h <- z h + (p (1 - z) + q) c, with the diagonal of its Jacobian by formula."""
+    """Return h <- z h + (p (1 - z) + q) c, with the diagonal of its Jacobian by formula."""
     sigma, n, u = ACTIVATIONS[activation], V.shape[1], linear(x, W)
     b_z, b_c = V.new_zeros(2, n) if bias is None else bias.view(2, n)
 
@@ -177,7 +179,7 @@ def gated_form(
 
 
 def slope(activation: str, c: Tensor) -> Tensor:
-    """sigma' from c = sigma(.)."""
+    """Return sigma' from c = sigma(.)."""
     if activation == "tanh":
         return 1 - c * c
     if activation == "sigmoid":

@@ -44,7 +44,7 @@ def scan(
     *,
     start: int | None = 0,
 ) -> Trajectory:
-    """h_t = the solution of h = phi(h, h_{t-1}, x_t) started at h_{t-1}, for t = 1 .. T.
+    """Return h_t = the solution of h = phi(h, h_{t-1}, x_t) started at h_{t-1}, for t = 1 .. T.
 
     A sample with a NaN or inf in x_t or h0 has NaN outputs from there on, the result NONFINITE,
     and no part in any gradient; its batch-mates are untouched.
@@ -94,7 +94,7 @@ def mask_trajectory(
     result: Tensor,
     evaluations: int,
 ) -> Trajectory:
-    """NaN and NONFINITE where a state is not good, (T, B); see `mask_nonfinite`."""
+    """Return NaN and NONFINITE where a state is not good, (T, B); see `mask_nonfinite`."""
     if good is not None:
         output = torch.where(good.unsqueeze(2), output, torch.nan)
         result = torch.where(good, result, int(Result.NONFINITE)).to(torch.int8)
@@ -109,7 +109,7 @@ def solve_steps(
     *,
     start: int | None = 0,
 ) -> Iterator[Solution]:
-    """The solution of each time step, the next one started at its z; arguments as for `scan`.
+    """Yield the solution of each time step, the next one started at its z; arguments as for `scan`.
 
     States have the units of the activation: a default atol does not follow their scale.
     """
@@ -130,7 +130,7 @@ def _with_absolute_atol(fixed_point: FixedPoint) -> FixedPoint:
 
 
 def mask_nonfinite(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """x and h0 without the samples that are not finite, and which states are good, (T, B).
+    """Return x and h0 without the samples that are not finite, and which states are good, (T, B).
 
     A state is good where its sample has had no NaN or inf, in h0 or x, up to that step. None in
     place of them: all certainly are.
@@ -143,7 +143,7 @@ def mask_nonfinite(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor | None
 
 
 def all_finite(x: Tensor, h0: Tensor) -> bool:
-    """Whether x and h0 are certainly finite, where that can be asked without a device sync."""
+    """Tell whether x and h0 are certainly finite, where that can be asked without a device sync."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.device.type != "cpu":
         return False
     if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(h0) or not has_values(x):

@@ -73,7 +73,7 @@ class SpectralRNNCell(LeakyCell):
         self.new_bias("b", hidden_size, start=nn.init.zeros_, bias=bias)
 
     def transition(self) -> Tensor:
-        """M, (n, n)."""
+        """Return M, (n, n)."""
         s = 1 + 2 * self.radius * (torch.sigmoid(self.p) - 0.5)
         return _orthogonal(self.P) * s @ _orthogonal(self.Q).mT
 
@@ -91,7 +91,7 @@ class SpectralRNNCell(LeakyCell):
 
 
 def _orthogonal(vectors: Tensor) -> Tensor:
-    """The product of the reflections I - tau v v^T, (n, n), for vectors (n, n_r)."""
+    """Return the product of the reflections I - tau v v^T, (n, n), for vectors (n, n_r)."""
     n, count = vectors.shape
     below = vectors.tril(-1)
     tau = 2 / (1 + below.square().sum(0))
@@ -108,7 +108,7 @@ def _orthogonal(vectors: Tensor) -> Tensor:
 
 
 def _in_plain_operations(below: Tensor, tau: Tensor) -> Tensor:
-    """The same one reflection after the other: ONNX has no householder_product."""
+    """Return the same one reflection after the other: ONNX has no householder_product."""
     n, count = below.shape
     one = torch.eye(n, dtype=below.dtype, device=below.device)
     product, vectors = one, below + one[:, :count]

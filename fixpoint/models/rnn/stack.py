@@ -18,7 +18,7 @@ States = tuple[Tensor, ...]
 
 
 class Stack:
-    """What runs the layers of `torch.nn.RNN`, of any kind: a subclass implements `_direction`."""
+    """Layers stacked as in `torch.nn.RNN`, of any kind: a subclass implements `_direction`."""
 
     input_size: int
     hidden_size: int
@@ -31,7 +31,7 @@ class Stack:
     def _direction(
         self, layer: int, reverse: bool, x: Tensor, start: States, span: Span
     ) -> tuple[Tensor, States]:
-        """Of one layer in one direction all h, (T, B, n), or with last_only the last, (B, n).
+        """Run one layer in one direction: all h, (T, B, n), or with last_only the last, (B, n).
 
         With them the further states: all of them, (T, B, n), where the span asks for `others`,
         else the last ones.
@@ -46,20 +46,20 @@ class Stack:
         return 1 if self.batch_first and x.dim() == 3 else 0
 
     def _time_first(self, x: Tensor, hx: States | None) -> tuple[Tensor, States | None]:
-        """x as (T, B, d) and states as (D L, B, n), after a check."""
+        """Return x as (T, B, d) and states as (D L, B, n), after a check."""
         self._check(x, hx, batch_first=self.batch_first)
         if x.dim() == 2:
             return x.unsqueeze(1), hx and tuple([h.unsqueeze(1) for h in hx])
         return x.transpose(0, 1) if self.batch_first else x, hx
 
     def _as_given(self, x: Tensor, output: Tensor) -> Tensor:
-        """The output, (T, B, D n), in the layout of x."""
+        """Return the output, (T, B, D n), in the layout of x."""
         if x.dim() == 2:
             return output.squeeze(1)
         return output.transpose(0, 1) if self.batch_first else output
 
     def _run(self, x: Any, hx: States | None, first: int, last_only: bool) -> tuple[Any, States]:
-        """Output and last states in the layout of x, from time index `first` on."""
+        """Return the output and last states in the layout of x, from time index `first` on."""
         if isinstance(x, PackedSequence):
             return self._run_packed(x, hx, first, last_only)
         output, last = self._layers(*self._time_first(x, hx), Span(first, last_only))
@@ -91,7 +91,7 @@ class Stack:
     def _layers(
         self, x: Tensor, hx: States | None, span: Span, lengths: Tensor | None = None
     ) -> tuple[Tensor, States]:
-        """All layers on x, (T, B, d); sequences end after `lengths`, (B,), or all after T.
+        """Return all layers on x, (T, B, d); sequences end after `lengths`, (B,), or all after T.
 
         With last_only the output is that of the last step, (B, D n).
         """
@@ -119,7 +119,7 @@ class Stack:
         return output, tuple([torch.stack(each) for each in zip(*last, strict=True)])
 
     def _first_states(self, x: Tensor, B: int, hx: States | None, place: int) -> States:
-        """Those of one layer in one direction, (B, n) each."""
+        """Return the first states of one layer in one direction, (B, n) each."""
         if hx is None:
             return (x.new_zeros(B, self.hidden_size),)
         return tuple([h[place] for h in hx])
@@ -155,16 +155,18 @@ class Stack:
 
 
 def _backwards(T: int, lengths: Tensor) -> Tensor:
-    """Which time step comes at each place of a sequence read backwards, (T, B)."""
+    """Return which time step comes at each place of a sequence read backwards, (T, B)."""
     steps = torch.arange(T, device=lengths.device).unsqueeze(1)
     return torch.where(steps < lengths, lengths - 1 - steps, steps)
 
 
 def _reverse(x: Tensor, steps: Tensor | None) -> Tensor:
-    """x, (T, B, d), read backwards: whole, or with the time steps of each sample in that order."""
+    """Return x, (T, B, d), read backwards: whole, or with the time steps of each sample in that
+    order.
+    """
     return x.flip(0) if steps is None else x.take_along_dim(steps.unsqueeze(2), 0)
 
 
 def _at_end(states: Tensor, lengths: Tensor) -> Tensor:
-    """The state at the end of each sequence, (B, n)."""
+    """Return the state at the end of each sequence, (B, n)."""
     return states[lengths - 1, torch.arange(states.shape[1], device=states.device)]

@@ -31,7 +31,7 @@ class _Fused(Stack):
         self._plans: dict[Any, CallPlan] = {}
 
     def plan(self) -> CallPlan:
-        """How states are computed on the device of the parameters."""
+        """Return how states are computed on the device of the parameters."""
         layer: Any = self
         device = layer.weight_hh_l0.device
         plan = self._plans.get(device)
@@ -45,7 +45,7 @@ class _Fused(Stack):
         return plan
 
     def _states(self, x: Any, hx: States | None) -> tuple[Any, States] | None:
-        """Output and last states by the fused path, None where it does not apply.
+        """Return the output and last states by the fused path, None where it does not apply.
 
         In an exported graph with any number of time steps, by a loop over them.
         """
@@ -64,7 +64,7 @@ class _Fused(Stack):
         return None
 
     def _why_not(self, given: tuple[Any, ...]) -> str | None:
-        """Why these tensors do not take the fused path, None where they do."""
+        """Return why these tensors do not take the fused path, None where they do."""
         if is_exporting():
             return "it cannot be traced or exported"
         layer: Any = self
@@ -81,11 +81,11 @@ class _Fused(Stack):
         return ih, hh, getattr(layer, f"bias_ih_{name}"), getattr(layer, f"bias_hh_{name}")
 
     def _bias(self, inner: Tensor, recurrent: Tensor) -> Tensor:
-        """The bias of the operation from the two of torch."""
+        """Return the bias of the operation from the two of torch."""
         raise NotImplementedError
 
     def _step(self, x: Tensor, states: States, *weights: Tensor | None) -> States:
-        """One time step of torch's own cell."""
+        """Make one time step of torch's own cell."""
         raise NotImplementedError
 
     def _direction(

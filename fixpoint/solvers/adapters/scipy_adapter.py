@@ -141,7 +141,7 @@ class SciPySolver(Solver):
 
 
 class _Ended(Exception):
-    """Ends SciPy's search from inside: the tolerance is met or the budget is spent."""
+    """End of SciPy's search from inside: the tolerance is met or the budget is spent."""
 
 
 class _SampleSolve:
@@ -175,7 +175,7 @@ class _SampleSolve:
 
     @property
     def open(self) -> bool:
-        """Whether the start is finite and not yet a solution."""
+        """True if the start is finite and not yet a solution."""
         return 1 < self.course[0][1] < math.inf and self.solver.max_iter > 0
 
     def run(self, derivatives: Derivatives) -> None:
@@ -212,7 +212,7 @@ class _SampleSolve:
                     raise
 
     def answer(self) -> tuple[Tensor, float]:
-        """The state found, (D,), and its residual."""
+        """Return the state found, (D,), and its residual."""
         if self.course[-1][1] <= 1:
             return self.course[-1]
         if self.solver.keep_best:
@@ -221,7 +221,7 @@ class _SampleSolve:
         return finite[-1] if finite else self.course[0]
 
     def end(self) -> tuple[Result, Stall]:
-        """How the search ended, and why without progress."""
+        """Return how the search ended, and why without progress."""
         residuals = [r for _, r in self.course]
         if residuals[-1] <= 1:
             return Result.CONVERGED, Stall.NONE
@@ -234,7 +234,7 @@ class _SampleSolve:
         return Result.MAX_ITER, Stall.NONE
 
     def _residual(self, x: np.ndarray) -> np.ndarray:
-        """phi(z) - z of this sample, (D,)."""
+        """Return phi(z) - z of this sample, (D,)."""
         # SciPy asks for the start again, and some methods for their last state.
         if np.array_equal(x, self.x):
             return self.g
@@ -255,7 +255,7 @@ class _SampleSolve:
         return self.g
 
     def _batch(self, x: np.ndarray) -> Tensor:
-        """The states of all samples with this one at x, (B, D)."""
+        """Return the states of all samples with this one at x, (B, D)."""
         batch = self.z.clone()
         batch[self.row] = torch.from_numpy(x).to(batch)
         return batch
@@ -266,7 +266,9 @@ def _numbers(x: Tensor) -> np.ndarray:
 
 
 def _without_tolerance(method: str, max_iter: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Options with which SciPy continues for as long as it can, at least `max_iter` evaluations."""
+    """Return options with which SciPy continues for as long as it can, at least `max_iter`
+    evaluations.
+    """
     budget = max_iter + 2
     if method == "hybr":
         return {"xtol": 0.0, "maxfev": budget}

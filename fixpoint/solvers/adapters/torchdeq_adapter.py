@@ -143,7 +143,7 @@ class TorchDEQSolver(Solver):
         return Solution(masked.answer(z), None, iterations, masked.calls, result.to(torch.int8))
 
     def _their_run(self, masked: _MaskedMap, z: Tensor) -> tuple[Tensor, Tensor]:
-        """torchdeq's state, (B, D), and the step at which it found it, (B,)."""
+        """Return torchdeq's state, (B, D), and the step at which it found it, (B,)."""
         try:
             from torchdeq.solver import get_solver
         except ModuleNotFoundError:
@@ -209,11 +209,11 @@ class _MaskedMap:
 
     @property
     def unsolved(self) -> bool:
-        """Whether a sample that is not lost did not meet the tolerance at the last call."""
+        """True if a sample that is not lost did not meet the tolerance at the last call."""
         return bool(((self.r > 1) & ~self.lost).any())
 
     def answer(self, z: Tensor) -> Tensor:
-        """z, (B, D), with lost samples put back to where they were best."""
+        """Return z, (B, D), with lost samples put back to where they were best."""
         return torch.where(self.lost[:, None], self.best, z)
 
     def __call__(self, z: Tensor, tau: float = 1.0) -> Tensor:
@@ -283,7 +283,7 @@ def _as_theirs(
     return_final: bool = False,
     **options: Any,
 ) -> tuple[Tree, list[Tree], dict[str, Tensor]]:
-    """Our solver of that name with torchdeq's signature and results."""
+    """Return our solver of that name with torchdeq's signature and results."""
     packing = Packing(x0, batched=not isinstance(x0, Tensor) or x0.dim() > 0)
     z0, max_iter, indexing = packing.pack(x0), int(max_iter), indexing or ()
     solver = make_solver(
@@ -302,7 +302,7 @@ def _as_theirs(
 
 
 def _renamed(name: str, options: dict[str, Any], max_iter: int) -> dict[str, Any]:
-    """The options by our names."""
+    """Return the options by our names."""
     ours = OUR_NAMES.get(name, {})
     renamed: dict[str, Any] = {}
     for key, value in options.items():
@@ -315,7 +315,7 @@ def _renamed(name: str, options: dict[str, Any], max_iter: int) -> dict[str, Any
 
 
 def _stopping(dtype: torch.dtype, tol: float, stop_mode: str, return_final: bool) -> dict[str, Any]:
-    """Our options with torchdeq's meaning of its own."""
+    """Return our options with torchdeq's meaning of its own."""
     if stop_mode not in ("abs", "rel"):
         raise ValueError(unknown_name("stop_mode", stop_mode, ("abs", "rel")))
     # 0 means to us that nothing is measured, to torchdeq that the best of all steps is returned.
@@ -330,7 +330,7 @@ def _stopping(dtype: torch.dtype, tol: float, stop_mode: str, return_final: bool
 
 
 def _sampled(solution: Solution, indexing: Sequence[int]) -> list[Tensor]:
-    """The best state of each sample up to each of these steps, (B, D)."""
+    """Return the best state of each sample up to each of these steps, (B, D)."""
     trace = solution.trace
     if trace is None or trace.iterates is None:
         return [solution.z for _ in indexing]
@@ -353,7 +353,7 @@ class _RecordingMap:
         return self.note(z, self.phi(z))
 
     def derivatives_at(self, z: Tensor) -> Derivatives:
-        """Derivatives of phi whose evaluations are noted; those of differences are not."""
+        """Return derivatives of phi whose evaluations are noted; those of differences are not."""
         derivatives = derivatives_of(self.phi, z)
         evaluate = derivatives.evaluate
         vars(derivatives)["evaluate"] = lambda z: self.note(z, evaluate(z))
@@ -366,7 +366,7 @@ class _RecordingMap:
         return fz
 
     def info(self, max_iter: int, stop_mode: str, return_final: bool) -> dict[str, Tensor]:
-        """torchdeq's record of a solve; traces start at x0 and are padded with the lowest."""
+        """Return torchdeq's record of a solve; traces start at x0, padded with the lowest."""
         from torchdeq.solver.stat import SolverStat
 
         entries: dict[str, Tensor] = {}
@@ -386,7 +386,7 @@ class _RecordingMap:
 
 
 def _norm(x: Tensor) -> Tensor:
-    """Euclidean norm of each sample, (B,)."""
+    """Return Euclidean norm of each sample, (B,)."""
     return torch.linalg.vector_norm(x, dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
 
 

@@ -23,7 +23,7 @@ CHANGED = (
 
 
 class CourseOptions(LoopOptions, Protocol):
-    """What a course needs of a solver; see `IterativeSolver`."""
+    """Options of a course, from a solver; see `IterativeSolver`."""
 
     record: Literal["residual", "iterates"] | None
     check_every: int
@@ -31,7 +31,7 @@ class CourseOptions(LoopOptions, Protocol):
 
 
 class Course:
-    """Measures one solve, freezes its samples and counts; (z, fz, r) always belong together.
+    """Course of one solve: its measured, frozen and counted samples; (z, fz, r) belong together.
 
     `rules.observe` defines what happens to a sample. While every sample is finite and comes nearer
     to its solution than before, nothing changes but the smallest residuals, and it is not asked.
@@ -121,7 +121,7 @@ class Course:
         self._note_scale()
 
     def freeze(self, proposal: Tensor, z: Tensor) -> Tensor:
-        """The proposal, with samples that have ended left where they are."""
+        """Return the proposal, with samples that have ended left where they are."""
         self.moved = None
         if self.options.backtracks and not self.all_improved:
             self.moved = (proposal != z).any(1)
@@ -161,7 +161,7 @@ class Course:
         self._bound = rules.GROWN * scale
 
     def _improves(self, k: int, m: Measures) -> bool:
-        """Whether each moving sample is finite, unsolved and nearer to its solution than ever."""
+        """Tell whether each moving sample is finite, unsolved and nearer its solution than ever."""
         status = self.status
         if k == 0 or k % rules.FLOOR_CHECK == 0 or m.size.ndim == 2:
             return False
@@ -217,14 +217,16 @@ class Course:
         return z, fz
 
     def _accepts(self, z: Tensor, fz: Tensor) -> np.ndarray | None:
-        """Samples that the test of the solver accepts, (B,)."""
+        """Return samples that the test of the solver accepts, (B,)."""
         test = self.options.stop_when
         if test is None:
             return None
         return to_host(checked_test(test(z.detach(), fz.detach()), z))
 
     def _distance(self, z: Tensor, fz: Tensor, m: Measures) -> np.ndarray | None:
-        """To the solution by the secant of the last step, where a grown state may be one."""
+        """Estimate the distance to the solution by the secant of the last step, where a state has
+        grown.
+        """
         if not rules.grown(self.status, m).any():
             return None
         change = (fz - z) - (self.fz - self.z)
@@ -235,7 +237,7 @@ class Course:
         return np.where(m.residual > 0, distance, 0.0)
 
     def _evaluate_again(self, z: Tensor, fz: Tensor, phi: MatrixMap, finite: np.ndarray) -> Tensor:
-        """phi(z) whose graph holds lost samples where they were.
+        """Return phi(z) whose graph holds lost samples where they were.
 
         In that of fz their zero gradient would meet inf and spoil the rest.
         """
@@ -258,7 +260,7 @@ class Course:
             self.best_z = choose_rows(self._on_device(status.improved), z, self.best_z)
 
     def _follow(self, before: Status, status: Status) -> None:
-        """Note for the loop what has changed."""
+        """Keep for the loop what has changed."""
         self.status = status
         self.done = not status.active.any() or bool(rules.has_enough(self.rules, status))
         self.coupled = bool(status.coupled)
@@ -280,7 +282,7 @@ class Course:
         return torch.from_numpy(mask).to(self.z.device)
 
     def solution(self, z: Tensor, derivatives: Derivatives) -> Solution:
-        """The solution after the last update, z where no better state is kept."""
+        """Return the solution after the last update, z where no better state is kept."""
         with np.errstate(all="ignore"):
             age = np.minimum(self.updates - self.born, self.rules.most)
             result, stall = rules.finish(np, self.rules, self.status, age, self.m)
@@ -314,5 +316,5 @@ class Course:
 
 
 def _chosen(rows: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
-    """Rows of new, (B, ...), where rows, (B,), else of old."""
+    """Return rows of new, (B, ...), where rows, (B,), else of old."""
     return np.where(rows if new.ndim == 1 else rows[:, None], new, old)

@@ -32,7 +32,7 @@ VMAP = (
 
 
 class Iteration(CourseOptions, NoiseOptions, Protocol):
-    """What the loop needs of a solver; see `IterativeSolver`."""
+    """Interface of a solver to the loop; see `IterativeSolver`."""
 
     max_iter: int
 
@@ -64,7 +64,7 @@ class Problem(NamedTuple):
 def iterate(
     solver: Iteration, problem: Problem, z: Tensor, norms: Norms | None = None
 ) -> tuple[Solution, Any]:
-    """The solution from z, (B, D), and the solver's last state.
+    """Return the solution from z, (B, D), and the solver's last state.
 
     Under grad mode the updates from number `track_from` on are differentiable.
 
@@ -82,7 +82,7 @@ def iterate(
 
 
 def _without_values(z: Tensor) -> Solution:
-    """The shapes of a solution, on the meta device or of fake tensors."""
+    """Return the shapes of a solution, on the meta device or of fake tensors."""
     counts = z.new_zeros(len(z), dtype=torch.int64)
     code = z.new_zeros(len(z), dtype=torch.int8)
     residual = z.new_zeros(len(z), dtype=torch.promote_types(z.dtype, torch.float32))
@@ -92,7 +92,9 @@ def _without_values(z: Tensor) -> Solution:
 def _to_tolerance(
     solver: Iteration, problem: Problem, z: Tensor, tracking: bool, norms: Norms, most: int
 ) -> tuple[Solution, Any]:
-    """Until all samples have ended, or for `most` updates; one that has ended does not move."""
+    """Iterate until all samples have ended, or for `most` updates; one that has ended does not
+    move.
+    """
     run = Run(solver, problem, z, norms, tracking=tracking, most=most)
     while run.updates < most and not run.course.done:
         if run.course.coupled:
@@ -159,14 +161,15 @@ class Run:
         self.z, self.fz = course.observe(k + 1, z, fz, self.problem.phi)
 
     def solution(self) -> Solution:
-        """The solution after the last update."""
+        """Return the solution after the last update."""
         return self.course.solution(self.z, self.problem.derivatives)
 
 
 def _as_one(
     course: Course, solver: Iteration, problem: Problem, z: Tensor, tracking: bool, most: int
 ) -> tuple[Solution, Any]:
-    """The rest of a solve whose rows of phi depend on each other, with the batch as one sample.
+    """Return the rest of a solve whose rows of phi depend on each other, with the batch as one
+    sample.
 
     Each row still reaches the tolerance by itself, as the leaves of a tree do.
     """
@@ -180,7 +183,7 @@ def _as_one(
 
 
 def settle(solver: Iteration, problem: Problem, z: Tensor) -> tuple[Solution, Settling]:
-    """Exactly `max_iter` updates, in which samples at their solution settle."""
+    """Make exactly `max_iter` updates, in which samples at their solution settle."""
     tracking, settling = torch.is_grad_enabled(), Settling(z)
     with torch.set_grad_enabled(tracking and problem.track_from <= 0):
         solution, _ = make_updates(solver, problem, z, tracking, settling)
@@ -190,7 +193,7 @@ def settle(solver: Iteration, problem: Problem, z: Tensor) -> tuple[Solution, Se
 def make_updates(
     solver: Iteration, problem: Problem, z: Tensor, tracking: bool, watch: Record | Settling
 ) -> tuple[Solution, Any]:
-    """Exactly `max_iter` updates; nothing is read, and measured only by what watches."""
+    """Make exactly `max_iter` updates; nothing is read, and measured only by what watches."""
     phi, derivatives, t, track_from = problem
     given = {"derivatives": derivatives} if solver.needs_derivatives else {}
     evaluate = derivatives.evaluate if solver.needs_derivatives else phi
@@ -229,7 +232,7 @@ def make_updates(
 def make_first_updates(
     solver: Iteration, problem: Problem, z: Tensor, count: int, frozen: Tensor
 ) -> tuple[Tensor, int]:
-    """So many first updates of a solve, one from the end of the other, and evaluations made.
+    """Make the first updates of a solve, each from the end of the other, and count evaluations.
 
     Past convergence the differences of iterates, from which later updates are made, are rounding
     noise, and a line search refuses steps at random.
@@ -249,7 +252,7 @@ def make_first_updates(
 
 
 def _detached(solver: Iteration, z: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """Both without the tangents of forward mode, which no_grad lets pass."""
+    """Return both without the tangents of forward mode, which no_grad lets pass."""
     if not inside_forward_mode():
         return z, state
     with no_gradients():

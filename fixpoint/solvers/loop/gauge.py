@@ -15,7 +15,7 @@ from fixpoint.solvers.loop.rules import Measures, Rules
 
 
 class Gauge:
-    """Measures states as the loop does: |phi(z) - z| / (atol + rtol |phi(z)|).
+    """Gauge of states as in the loop: |phi(z) - z| / (atol + rtol |phi(z)|).
 
     Args:
         z, fz: start and phi(z), (B, D); they give the scale of each sample.

@@ -23,7 +23,7 @@ Carried = tuple[Tensor, ...]
 
 
 class GraphIteration(LoopOptions, Protocol):
-    """What a loop in a graph needs of a solver; see `IterativeSolver`."""
+    """Interface of a solver to a loop in a graph; see `IterativeSolver`."""
 
     max_iter: int
     check_every: int
@@ -44,7 +44,7 @@ def iterate_in_graph(
     tolerance: Tolerance | None = None,
     differentiates: bool = False,
 ) -> Solution:
-    """The solution from z0, (B, D), to a tolerance, without gradient.
+    """Return the solution from z0, (B, D), to a tolerance, without gradient.
 
     Args:
         tolerance: that of the solver if not given; no compiler makes a copy of a solver.
@@ -97,7 +97,7 @@ class _Step:
         return None if self.test is None else checked_test(self.test(z, fz), z)
 
     def pass_once(self, spec: Any, carried: Carried) -> Carried:
-        """The `check_every` updates of one pass; none beyond `max_iter`."""
+        """Return the `check_every` updates of one pass; none beyond `max_iter`."""
         every, most = self.solver.check_every, self.solver.max_iter
         for j in range(every):
             new = self.advance(spec, *carried)
@@ -139,7 +139,7 @@ class _Step:
         return Measures(norms.size(fz - z, norms.dtype), norms.size(fz, norms.dtype))
 
     def _distance(self, z: Tensor, fz: Tensor, new: Tensor, fnew: Tensor, m: Measures) -> Tensor:
-        """To the solution by the secant of the last step."""
+        """Estimate the distance to the solution by the secant of the last step."""
         norms = self.norms
         step = norms.size(new - z, norms.dtype)
         change = norms.size((fnew - new) - (fz - z), norms.dtype) - 4 * norms.eps * m.size
@@ -177,7 +177,7 @@ class _Step:
 
 
 def _evaluate_once(phi: MatrixMap, z: Tensor) -> Tensor:
-    """phi(z) by a loop of one update."""
+    """Return phi(z) by a loop of one update."""
 
     def body(k: Tensor, z: Tensor) -> Carried:
         return k + 1, own(phi(z))
@@ -187,7 +187,7 @@ def _evaluate_once(phi: MatrixMap, z: Tensor) -> Tensor:
 
 
 def own(x: Tensor) -> Tensor:
-    """A copy that no compiler takes for the original.
+    """Return a copy that no compiler takes for the original.
 
     Inductor removes a plain clone of the first carry of a loop, and then writes to the original.
     """
@@ -195,7 +195,7 @@ def own(x: Tensor) -> Tensor:
 
 
 def _split(carried: Carried) -> tuple[Status, Carried]:
-    """The status and the leaves of the solver's state."""
+    """Return the status and the leaves of the solver's state."""
     count = 6 + len(Status._fields)
     return Status(*carried[6:count]), carried[count:]
 

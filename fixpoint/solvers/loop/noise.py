@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class NoiseOptions(Protocol):
-    """What noise is made of; see `IterativeSolver`."""
+    """Options of noise; see `IterativeSolver`."""
 
     noise: float
     generator: torch.Generator | None
 
 
 def with_noise(options: NoiseOptions, new: Tensor, z: Tensor) -> Tensor:
-    """The update with normal numbers, `noise` times the RMS of new - z, added to all that moves.
+    """Add normal numbers of `noise` times the RMS of new - z to all that moves.
 
     What an update leaves as it is, as the zeros that end a group, has no noise.
     """

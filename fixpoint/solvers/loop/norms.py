@@ -23,7 +23,7 @@ Stop = Literal["each", "all"] | float
 
 
 class Tolerance(NamedTuple):
-    """What a residual is divided by, atol + rtol |phi(z)|, and the norm.
+    """Divisor of a residual, atol + rtol |phi(z)|, and the norm.
 
     leaf_atol: takes the place of atol, one for each leaf of a tree.
     relative_atol: whether atol is in units of the state's own scale where that is below 1.
@@ -90,7 +90,7 @@ class Norms:
         self.relative_atol = tolerance.relative_atol and leaf_atol is None
 
     def on(self, device: torch.device) -> Norms:
-        """These norms, with tensors in place of numbers that depend on D, and of NumPy arrays."""
+        """Return these norms with tensors for what depends on D and for NumPy arrays."""
         other = copy.copy(self)
 
         def tensor(x: Any) -> Tensor:
@@ -102,7 +102,7 @@ class Norms:
         return other
 
     def size(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Norm of each sample, (B,), or of each of its leaves, (B, leaves)."""
+        """Return the norm of each sample, (B,), or of each of its leaves, (B, leaves)."""
         if self.norm is not None:
             return self.norm(x).to(dtype)
         if self.columns is None:
@@ -118,7 +118,7 @@ class Norms:
         atol: Any = None,
         flags: Tensor | None = None,
     ) -> np.ndarray:
-        """Sizes of phi(z) - z, phi(z) and other states, and flags, on the host by one read.
+        """Return sizes of phi(z) - z, phi(z) and other states, and flags, on the host by one read.
 
         Squares of float32 numbers as small as 1e-30 or as large as 1e30 leave float32: such
         samples are measured once more in float64, and only they, so that what is measured of a
@@ -155,7 +155,7 @@ class Norms:
 
 
 def checked_test(accepts: Tensor, z: Tensor) -> Tensor:
-    """What `stop_when` has returned for states z, (B, D), if it is of the right kind."""
+    """Return what `stop_when` has returned for states z, (B, D), if it is of the right kind."""
     if not isinstance(accepts, Tensor) or accepts.dtype != torch.bool or accepts.dim() != 1:
         raise TypeError(f"stop_when must return a bool for each sample, (B,); got {accepts!r}")
     if len(accepts) != len(z):
@@ -166,7 +166,7 @@ def checked_test(accepts: Tensor, z: Tensor) -> Tensor:
 
 
 def resolution(z: Tensor) -> float:
-    """Relative spacing of the numbers that phi computes with, which autocast may lower."""
+    """Return relative spacing of the numbers that phi computes with, which autocast may lower."""
     eps = torch.finfo(z.dtype).eps
     if torch.is_autocast_enabled(z.device.type):
         eps = max(eps, torch.finfo(torch.get_autocast_dtype(z.device.type)).eps)
@@ -174,12 +174,12 @@ def resolution(z: Tensor) -> float:
 
 
 def smallest_safe_norm(dtype: torch.dtype) -> float:
-    """Least 2-norm whose square keeps all its digits in this dtype."""
+    """Return the least 2-norm whose square keeps all its digits in this dtype."""
     return math.sqrt(torch.finfo(dtype).tiny / torch.finfo(dtype).eps)
 
 
 class LoopOptions(Protocol):
-    """What any loop, on the host or in a graph, asks of a solver; see `IterativeSolver`."""
+    """Options of any loop, on the host or in a graph; see `IterativeSolver`."""
 
     min_iter: int
     stop: Stop

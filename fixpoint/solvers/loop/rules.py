@@ -68,7 +68,7 @@ class Rules(NamedTuple):
 
     @classmethod
     def of(cls, norms: Norms, options: LoopOptions | None = None, *, alone: bool = False) -> Rules:
-        """The rules for what is measured by these norms.
+        """Return the rules for what is measured by these norms.
 
         Args:
             options: of the solver.
@@ -87,7 +87,7 @@ class Rules(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        """Whether a sample may move that has converged."""
+        """True if a sample may move that has converged."""
         return self.together or self.min_iter > 0
 
 
@@ -99,7 +99,7 @@ class Measures(NamedTuple):
 
 
 class Status(NamedTuple):
-    """How the samples stand; (B,) each, but for the sizes of leaves, (B, leaves).
+    """Status of the samples; (B,) each, but for the sizes of leaves, (B, leaves).
 
     r: residual in units of the tolerance; best_r: the smallest so far, and best_update its update.
     improved: whether the last r was the smallest.
@@ -135,7 +135,7 @@ class Status(NamedTuple):
 
 
 def begin(xp: Any, m: Measures, start: Array) -> Status:
-    """The status before the start is observed.
+    """Return the status before the start is observed.
 
     Args:
         m: measures at the start.
@@ -177,7 +177,7 @@ def observe(
     distance: Array | None = None,
     accepts: Array | None = None,
 ) -> Status:
-    """The status after update k, 0 for the start; of each sample, (B,), where they differ.
+    """Return the status after update k, 0 for the start; of each sample, (B,), where they differ.
 
     Args:
         accepts: samples that `stop_when` accepts, where there is one.
@@ -225,7 +225,7 @@ def observe(
 
 
 def has_enough(rules: Rules, status: Status) -> Array:
-    """Whether so many samples have converged that the batch ends with them."""
+    """Tell whether so many samples have converged that the batch ends with them."""
     if rules.fraction == 1:
         return False
     solved = ~status.active & ~status.nonfinite & ((status.r <= 1) | status.accepted)
@@ -233,7 +233,7 @@ def has_enough(rules: Rules, status: Status) -> Array:
 
 
 def tolerance(xp: Any, rules: Rules, scale: Array) -> Array:
-    """The absolute tolerance of states of this scale, in units of sizes.
+    """Return the absolute tolerance of states of this scale, in units of sizes.
 
     One that was not asked for is relative to the scale where that is below that of ones: it must
     not decide alone where the state is small.
@@ -247,7 +247,7 @@ def tolerance(xp: Any, rules: Rules, scale: Array) -> Array:
 def scaled_residual(
     xp: Any, rules: Rules, status: Status, m: Measures, distance: Array | None = None
 ) -> Array:
-    """|phi(z) - z| / (atol + rtol |phi(z)|), the largest of the leaves, (B,).
+    """Return |phi(z) - z| / (atol + rtol |phi(z)|), the largest of the leaves, (B,).
 
     Above 1 where a state has grown and shows no solution: at infinity there is none.
     """
@@ -258,18 +258,18 @@ def scaled_residual(
 
 
 def plain_residual(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:
-    """The same, whether or not a state has grown."""
+    """Return the same, whether or not a state has grown."""
     atol = tolerance(xp, rules, status.scale)
     return _over_leaves(xp, _quotient(xp, rules, m.residual, m.size * rules.rtol + atol))
 
 
 def grown(status: Status, m: Measures) -> Array:
-    """Where a state is above `GROWN` times its scale."""
+    """Tell where a state is above `GROWN` times its scale."""
     return m.size > GROWN * status.scale
 
 
 def are_finite(m: Measures) -> Array:
-    """Whether z and phi(z) of each sample are finite, (B,)."""
+    """Tell whether z and phi(z) of each sample are finite, (B,)."""
     finite = (m.residual + m.size) < np.inf  # False for NaN
     return finite if finite.ndim == 1 else finite.all(1)
 
@@ -301,7 +301,7 @@ def end_at_floor(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -
 
 
 def finish(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -> tuple[Array, Array]:
-    """`Result` and `Stall` codes of each sample after the last update k, (B,) each."""
+    """Return `Result` and `Stall` codes of each sample after the last update k, (B,) each."""
     lost = status.nonfinite | ((status.r == np.inf) & _has_no_residual(rules, status))
     going = status.active
     if rules.most < np.inf:
@@ -324,19 +324,20 @@ def finish(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -> tupl
 
 
 def atol_decides(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:
-    """Whether atol is the larger part of the tolerance of a sample, or of one of its leaves."""
+    """Tell whether atol is the larger part of the tolerance of a sample or of one of its leaves."""
     atol = tolerance(xp, rules, status.scale)
     return _any_leaf((atol > rules.rtol * m.size) & (m.size >= 0))
 
 
 def has_stalled(best_update: T, updates: T | int) -> T:
-    """Whether the smallest residual, reached after `best_update` updates, lies in the first half
+    """Tell whether the smallest residual, reached after `best_update` updates, lies in the first
+    half
     of at least ten `updates`, (B,)."""
     return (best_update <= updates // 2) & (updates >= MIN_UPDATES)
 
 
 def classify(xp: Any, r: Array, *, nonfinite: Array, stall: Array) -> tuple[Array, Array]:
-    """`Result` and `Stall` codes, (B,) each, of a solve to a tolerance.
+    """Return `Result` and `Stall` codes, (B,) each, of a solve to a tolerance.
 
     Args:
         r: scaled residual of each sample.
@@ -355,14 +356,14 @@ def _end(xp: Any, status: Status, samples: Array, cause: Stall) -> Status:
 
 
 def _note_growth(xp: Any, status: Status, m: Measures) -> Status:
-    """The largest residual, where a grown state has one that moves it."""
+    """Return the largest residual, where a grown state has one that moves it."""
     moves = m.residual >= MIN_FALL * m.size  # False for NaN
     further = grown(status, m) & moves & (m.residual > status.largest)
     return status._replace(largest=xp.where(further, m.residual, status.largest))
 
 
 def _of_grown(xp: Any, rules: Rules, status: Status, m: Measures, distance: Array | None) -> Array:
-    """The residual of grown states in units of what it must have fallen to.
+    """Return the residual of grown states in units of what it must have fallen to.
 
     Beyond `MAX_GROWTH` it counts as no less than the rounding of its state, 8 eps times its size.
     """
@@ -384,13 +385,13 @@ def _of_grown(xp: Any, rules: Rules, status: Status, m: Measures, distance: Arra
 
 
 def _run_away(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:
-    """Samples that have grown while their residual has not fallen, (B,)."""
+    """Return samples that have grown while their residual has not fallen, (B,)."""
     residual = m.residual + 8 * rules.eps * m.size
     return _any_leaf(grown(status, m) & (residual >= status.largest))
 
 
 def _has_no_residual(rules: Rules, status: Status) -> Array:
-    """Samples without a finite residual that no step leads on from, (B,)."""
+    """Return samples without a finite residual that no step leads on from, (B,)."""
     if not rules.backtracks:
         return status.r == np.inf
     # A trial that is not finite is shortened; it shows a loss where none is left.
@@ -399,14 +400,14 @@ def _has_no_residual(rules: Rules, status: Status) -> Array:
 
 
 def _quotient(xp: Any, rules: Rules, residual: Array, scale: Array) -> Array:
-    """residual / scale, 0 for 0 / 0 and never inf where the residual is finite."""
+    """Return residual / scale, 0 for 0 / 0 and never inf where the residual is finite."""
     least = rules.tiny * residual
     scale = xp.where(scale > least, scale, least)
     return xp.where(residual == 0, residual, residual / xp.where(scale > 0, scale, 1.0))
 
 
 def _over_leaves(xp: Any, x: Array) -> Array:
-    """The largest of the leaves of each sample, (B,)."""
+    """Return the largest of the leaves of each sample, (B,)."""
     return x if x.ndim == 1 else xp.amax(x, 1)
 
 

@@ -14,7 +14,7 @@ from fixpoint.solvers.loop.norms import Norms, Tolerance
 
 
 class RecordOptions(Protocol):
-    """What a record needs of a solver; see `IterativeSolver`."""
+    """Options of a record, from a solver; see `IterativeSolver`."""
 
     record: Literal["residual", "iterates"] | None
 
@@ -39,11 +39,11 @@ class Record:
 
     @property
     def residual(self) -> Tensor | None:
-        """Of the last state, (B,)."""
+        """The residual of the last state, (B,)."""
         return self.residuals[-1] if self.looks else None
 
     def stop_settled(self, tree: Any) -> Any:
-        """No sample settles."""
+        """Return the state as it is: no sample settles."""
         return tree
 
     def note(self, z: Tensor, fz: Tensor) -> None:
@@ -57,7 +57,7 @@ class Record:
             self.iterates.append(z)
 
     def trace(self) -> Trace | None:
-        """The course of the solve, if recorded."""
+        """Return the course of the solve, if recorded."""
         if not self.looks:
             return None
         iterates = torch.stack(self.iterates) if self.iterates else None
@@ -87,7 +87,7 @@ class Settling:
         self.tolerance = torch.finfo(z.dtype).eps ** 0.5
 
     def stop_settled(self, tree: Any) -> Any:
-        """The (B, ...) tensors without gradient in the rows of settled samples."""
+        """Return the (B, ...) tensors without gradient in the rows of settled samples."""
         return stop_finished(~self.settled, tree)
 
     def note(self, z: Tensor, fz: Tensor) -> None:
@@ -100,7 +100,7 @@ class Settling:
         self.settled = self.settled | (residual <= self.tolerance * self.size)
 
     def trace(self) -> None:
-        """Nothing is recorded."""
+        """Record nothing."""
 
 
 def _norm(x: Tensor) -> Tensor:

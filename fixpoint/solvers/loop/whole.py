@@ -57,12 +57,12 @@ class WholeDerivatives(Derivatives):
         return self.phi(z)
 
     def jacobian(self, z: Tensor) -> Tensor:
-        """J, (1, B D, B D)."""
+        """Return J, (1, B D, B D)."""
         units = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
         return torch.cat([self.jvp(z, unit[None]) for unit in units]).mT.unsqueeze(0)
 
     def jvp(self, z: Tensor, v: Tensor) -> Tensor:
-        """J v, (1, B D)."""
+        """Return J v, (1, B D)."""
         self.products += 1
         if self._view is None or self._view[0] is not z:
             self._view = z, z.view(self.shape)  # one object, since products at it share a graph

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from fixpoint._messages import SomeFailed
-from fixpoint.training.commands.cluster import run_on_cluster
 from fixpoint.training.commands.console import say
+from fixpoint.training.commands.executors import make_executor
 from fixpoint.training.commands.failures import FAILED, read_failed, write_failed
 from fixpoint.training.commands.progress import make_progress, run_name
 from fixpoint.training.commands.save_figure import save_figure
@@ -51,7 +51,7 @@ def run_comparison(
         runs: see `make_grid`.
         out: folder of `runs.jsonl`, `report.html`, `contraction.png` and the checkpoints.
         jobs: runs at a time.
-        cluster: address of a scheduler whose workers take the runs; see `run_on_cluster`.
+        cluster: where else the runs are trained; see `make_executor`.
         formats: of the figure, of png, pdf and svg.
         dry: print the runs with their keys, and run nothing.
         only_failed: run those alone that failed before.
@@ -93,7 +93,7 @@ def run_missing(
     jobs: int,
     cluster: str | None = None,
 ) -> list[Record]:
-    """The records of those runs that were finished, after running what is not in `records`.
+    """Return the records of those runs that were finished, after running what is not in `records`.
 
     Failed runs are listed in `failed.json` in `out`.
     """
@@ -103,9 +103,11 @@ def run_missing(
     _rename_folders(runs, out)
     failed: dict[str, str] = {}
     if todo:
-        with make_progress(console, todo) as progress:
-            events = run_on_cluster(todo, cluster, out) if cluster else run_all(todo, jobs, out)
-            for run, event in events:
+        with (
+            make_executor(todo, jobs, cluster, out) as executor,
+            make_progress(console, todo) as progress,
+        ):
+            for run, event in run_all(_longest_first(todo, jobs), executor, out):
                 if isinstance(event, Started):
                     progress.begin(run, event.where)
                 elif isinstance(event, Epoch):
@@ -120,8 +122,20 @@ def run_missing(
     return [record for run in runs if (record := records.find(run)) is not None]
 
 
+def _longest_first(runs: list[Recipe], jobs: int) -> list[Recipe]:
+    """Order runs, where several run at a time, so that no long one runs alone at last.
+
+    Anderson's and Broyden's updates are unrolled in Python, which takes some ten times as long.
+    """
+
+    def is_short(run: Recipe) -> bool:
+        return run.model.backward != "unrolled" or run.model.solver not in ("anderson", "broyden")
+
+    return sorted(runs, key=is_short) if jobs > 1 else runs
+
+
 def _list(console: Console, runs: list[Recipe], out: Path) -> None:
-    """A line for each run: its key, whether it is finished, its name."""
+    """Print a line for each run: its key, whether it is finished, its name."""
     path = out / "runs.jsonl"
     done = {record["key"] for record in read_file(path)} if path.is_file() else set()
     for run in runs:
@@ -138,7 +152,7 @@ def _rename_folders(runs: list[Recipe], out: Path) -> None:
 
 
 def show(console: Console, records: list[Record], out: Path, formats: Sequence[str]) -> None:
-    """A table for each data set, what the numbers mean, and the figure of the condition."""
+    """Print a table for each data set and what the numbers mean, and draw the condition."""
     for group in by_dataset(records).values():
         console.print(comparison_table(group))
     shown = [
@@ -161,7 +175,7 @@ def show(console: Console, records: list[Record], out: Path, formats: Sequence[s
 
 
 def buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
-    """The runs whose model can be built; the others are named, each reason once."""
+    """Return the runs whose model can be built; the others are named, each reason once."""
     prepared, shown = preparer(), set()
     good: list[Recipe] = []
     refused: list[ValueError] = []
@@ -186,7 +200,7 @@ def buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
 
 
 def _draw(records: list[Record], out: Path, formats: Sequence[str]) -> list[Path]:
-    """One panel for each solver with all its seeds: of several backwards the first."""
+    """Draw a panel for each solver with all its seeds: of several backwards the first."""
     from fixpoint.analysis import plots
 
     shown: dict[str, list[Record]] = {}

@@ -12,7 +12,7 @@ FAILED = "failed.json"
 
 
 def read_failed(out: Path) -> dict[str, str]:
-    """The reason of each run that failed, by its key."""
+    """Return the reason of each run that failed, by its key."""
     path = out / FAILED
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -26,7 +26,7 @@ in place of 0.8, which is as accurate and takes fewer iterations."""
 
 
 def parse_solver(spec: str) -> tuple[str, int | None]:
-    """ "name" or "name:max_iter" as name and number of updates, None where it is not given.
+    """Return "name" or "name:max_iter" as name and number of updates, None where it is not given.
 
     A name is one of `SOLVERS` or "package.module:Class".
 
@@ -59,7 +59,7 @@ def make_grid(
     seeds: list[int],
     given: Collection[str] = (),
 ) -> list[Recipe]:
-    """All combinations; solvers, cells and backwards are those of ernn.
+    """Return all combinations; solvers, cells and backwards are those of ernn.
 
     With `backwards` None each solver gets those that make sense; with `cells` None inexact-newton
     gets the Jordan cell and solvers with a tolerance the self-feedback cell. The Jordan cell has a
@@ -109,7 +109,9 @@ def _ernn_options(
 
 
 def _start(own: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a pair of solver and cell; none for pairs that they were not chosen on."""
+    """Return the settings of a pair of solver and cell; none for pairs that they were not chosen
+    on.
+    """
     learned = own.get("solver") == "inexact-newton"
     starts = {("jordan", True): STEPS, ("self-feedback", False): EQUILIBRIUM}
     return starts.get((str(own.get("cell")), learned), {})

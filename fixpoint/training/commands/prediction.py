@@ -133,7 +133,7 @@ def _read_npz(run: Trained, path: Path) -> Windows:
 
 
 def _read_table(run: Trained, data: bytes, name: str) -> Windows:
-    """The windows of a recording, or of a table of numbers alone, one after the other."""
+    """Return the windows of a recording, or of a table of numbers alone, one after the other."""
     form, windows = run.form, run.recipe.windows
     if windows.window is None and not (form.channels and _has_header(data, form.channels)):
         return _cut_numbers(run, parse_csv(data, name).values, name)

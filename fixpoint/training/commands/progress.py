@@ -70,15 +70,15 @@ class RunProgress:
             self.bars.stop()
 
     def begin(self, run: Recipe, where: str) -> None:
-        """The run starts there, or starts again; its epochs so far will be counted again."""
+        """Show that the run starts there, or starts again; its epochs so far are counted again."""
         again, self.done[run] = self.done[run], 0
         if self.bars:
-            self.bars.update(self.tasks[run], completed=0, note=where)
+            self.bars.update(self.tasks[run], completed=0, note=_first_note(run) or where)
         elif again:
             say(self.console, f"{self.names[run]}: its worker was lost; taken over by {where}")
 
     def advance(self, run: Recipe, epoch: Epoch) -> None:
-        """One more epoch is done."""
+        """Show that one more epoch is done."""
         self.done[run] += 1
         left = self.left.after(run, epoch)
         if self.bars:
@@ -89,7 +89,7 @@ class RunProgress:
         say(self.console, f"{self.names[run]}: {of}, {_result(epoch)}{left and f'; {left}'}")
 
     def stop(self, run: Recipe, note: str | None = None) -> None:
-        """The run has ended; `note` says how if not well."""
+        """Show that the run has ended; `note` says how if not well."""
         self.total[run] = self.done[run]
         self.left.stop(run)
         if self.bars:
@@ -98,7 +98,7 @@ class RunProgress:
             self.bars.stop_task(self.tasks[run])
 
     def fail(self, run: Recipe, reason: str) -> None:
-        """The run has failed."""
+        """Show that the run has failed."""
         say(self.console, f"{run_name(run)} failed: {reason}")
         self.stop(run, "failed")
 
@@ -124,7 +124,7 @@ class TimeLeft:
         self.gaps: dict[Recipe, list[float]] = {run: [] for run in total}
 
     def after(self, run: Recipe, epoch: Epoch) -> str:
-        """The time left after one more epoch, "" where it is not known."""
+        """Return the time left after one more epoch, "" where it is not known."""
         now = time.monotonic()
         self.seen[run] += 1
         if run in self.last and now - self.last[run] >= 0.9 * epoch.seconds:
@@ -140,7 +140,7 @@ class TimeLeft:
         return f"about {_duration(seconds / max(running, 1))} left"
 
     def stop(self, run: Recipe) -> None:
-        """No epoch of this run will come."""
+        """Count no epoch of this run among those to come."""
         self.total[run] = self.seen[run]
 
 
@@ -164,20 +164,20 @@ class JsonProgress:
         pass
 
     def begin(self, run: Recipe, where: str) -> None:
-        """The run starts there, or starts again."""
+        """Show that the run starts there, or starts again."""
         self._say("started", run, where=where)
 
     def advance(self, run: Recipe, epoch: Epoch) -> None:
-        """One more epoch is done."""
+        """Show that one more epoch is done."""
         values = {k: v if v is None or isfinite(v) else None for k, v in epoch._asdict().items()}
         self._say("epoch", run, **values)
 
     def stop(self, run: Recipe, note: str | None = None) -> None:
-        """The run has ended."""
+        """Show that the run has ended."""
         self._say("finished", run)
 
     def fail(self, run: Recipe, reason: str) -> None:
-        """The run has failed."""
+        """Show that the run has failed."""
         self._say("failed", run, reason=reason)
 
     def _say(self, event: str, run: Recipe, **values: Any) -> None:
@@ -187,7 +187,9 @@ class JsonProgress:
 
 
 def make_progress(console: Console, runs: list[Recipe]) -> RunProgress | JsonProgress:
-    """JSON lines where the environment variable FIXPOINT_PROGRESS is json, else bars or lines."""
+    """Choose JSON lines where the environment variable FIXPOINT_PROGRESS is json, else bars or
+    lines.
+    """
     wanted = os.environ.get("FIXPOINT_PROGRESS", "")
     if wanted not in ("", "json"):
         raise ValueError(f"FIXPOINT_PROGRESS must be json or not set; got {wanted!r}")
@@ -195,7 +197,9 @@ def make_progress(console: Console, runs: list[Recipe]) -> RunProgress | JsonPro
 
 
 def short_names(runs: list[Recipe]) -> dict[Recipe, str]:
-    """A name for each run of what sets it apart from the others: data, model, backward, seed."""
+    """Return a name for each run of what sets it apart from the others: data, model, backward,
+    seed.
+    """
     parts = {run: _name_parts(run) for run in runs}
     if len(runs) < 2:
         return {run: run_name(run) for run in runs}
@@ -214,7 +218,7 @@ def short_names(runs: list[Recipe]) -> dict[Recipe, str]:
 
 
 def _short_model(run: Recipe) -> str:
-    """The solver of an ERNN, with K."""
+    """Return the solver of an ERNN, with K."""
     solver = str(run.model.solver)
     name = SOLVERS.get(solver, short_name(solver))
     return f"K={run.model.max_iter}" if solver == "inexact-newton" else name
@@ -226,13 +230,15 @@ def _name_parts(recipe: Recipe) -> tuple[str, str, str, str]:
 
 
 def run_name(recipe: Recipe) -> str:
-    """Short name of a run among others."""
+    """Return the short name of a run among others."""
     parts = [recipe.label, recipe.model.backward, f"seed {recipe.training.seed}"]
     return f"{recipe.data.dataset}: {', '.join(part for part in parts if part)}"
 
 
 def _bars(console: Console) -> Progress:
-    """Names are wrapped where a terminal is narrow, and bars left out: no number is cut."""
+    """Make bars; on a narrow terminal names are wrapped and bars left out, so that no number is
+    cut.
+    """
     wide = console.width >= WIDE
     return Progress(
         TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=wide)),

@@ -131,7 +131,7 @@ def _equilibrium(layer: nn.Module, chosen: Subset) -> Finding:
 
 
 def _memory(layer: nn.Module, chosen: Subset) -> Finding:
-    """Whether the state forgets, so that all time steps can be solved at once."""
+    """Tell whether the state forgets, so that all time steps can be solved at once."""
     from fixpoint.analysis import plots
 
     if not isinstance(layer, Recurrent) or layer.num_layers > 1 or layer.bidirectional:
@@ -170,7 +170,7 @@ def _gradients(layer: nn.Module, chosen: Subset, model: Any) -> Finding:
 
 
 def _classes(layer: nn.Module, chosen: Subset) -> Finding:
-    """How far apart states of one class are, and those of different classes."""
+    """Return how far apart states of one class are, and those of different classes."""
     from fixpoint.analysis import plots
 
     if not chosen.has_classes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fixpoint.analysis import plots
 from fixpoint.analysis.plots import Figure
@@ -20,3 +21,9 @@ def save_figure(figure: Figure, stem: Path, formats: Sequence[str], caption: str
     for path in paths:
         plots.save(figure, path, caption=caption)
     return paths
+
+
+def caption(draw: Callable[..., Any]) -> str:
+    """Return the first line of the docstring of a function that draws, without "Draw"."""
+    text = (draw.__doc__ or "").partition("\n")[0].removeprefix("Draw ")
+    return text[:1].upper() + text[1:]

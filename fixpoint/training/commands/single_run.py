@@ -107,15 +107,20 @@ def _train(
 
 
 def train_recipe(
-    recipe: Recipe, out: Path | None, report: Callable[[Epoch], None] = lambda epoch: None
+    recipe: Recipe,
+    out: Path | None,
+    report: Callable[[Epoch], None] = lambda epoch: None,
+    *,
+    patience: float = 0.0,
 ) -> Record:
-    """The record of a recipe, its period of halvings chosen first where it has choices.
+    """Return the record of a recipe, its period of halvings chosen first where it has choices.
 
     Args:
         recipe: what to run; unfinished checkpoints of it in `out` are continued.
         out: its checkpoints are in `out/KEY`, with the key of the resolved recipe; None keeps
             nothing.
         report: called after each epoch, those of the choice included.
+        patience: seconds to wait for another process that trains this recipe.
 
     Raises:
         OSError: another process trains this recipe, or a file cannot be written.
@@ -123,7 +128,7 @@ def train_recipe(
     recipe, fabric = resolved(recipe), make_fabric(recipe.machine)
     if out is None:
         return _train_recipe(recipe, None, report, fabric=fabric)
-    with _alone_in(out / recipe.key):
+    with _alone_in(out / recipe.key, patience):
         return _train_recipe(recipe, out / recipe.key, report, fabric=fabric)
 
 
@@ -170,7 +175,7 @@ def _train_recipe(
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _alone_in(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Keep other processes from training the same run; the system drops the lock of a dead one."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -179,7 +184,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
             error.errno,
             f"the folder {folder} cannot be made ({error.strerror}): give another --out",
         ) from None
-    lock = FileLock(folder / LOCK, timeout=0)
+    lock = FileLock(folder / LOCK, timeout=patience)
     try:
         lock.acquire()
     except Timeout:

@@ -1,174 +1,165 @@
-"""Runs in worker processes: one thread each, measured apart, a crash costs one run."""
+"""Runs as tasks of an executor of `concurrent.futures`: processes here, or jobs elsewhere."""
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
-import signal
-import threading
+import shutil
+import socket
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from fixpoint.training.commands.single_run import train_recipe
+from fixpoint.training.commands.single_run import LOCK, train_recipe
+from fixpoint.training.engine.checkpoint import write_bytes
 from fixpoint.training.engine.fit import Epoch
+from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.recipe.schema import Recipe
+from fixpoint.training.results.store import Record
+
+POLL = 0.1
+"""Seconds between two looks at what the runs say."""
+
+Files = dict[str, bytes]
+"""Contents by path."""
 
 
 class Started(NamedTuple):
-    """A run has started, or starts again, on a worker of a cluster."""
+    """A run has started, or starts again after its worker was lost."""
 
     where: str
 
 
 Outcome = Started | Epoch | dict[str, Any] | str
-"""What comes of a run: epochs, at last its record, or the text of its error."""
+"""An event of a run: its start, its epochs, at last its record or the text of its error."""
 
 
-class _Worker(NamedTuple):
-    """A process, and the pipe that takes its runs to it and what comes of them back."""
+def run_all(runs: list[Recipe], executor: Executor, out: Path) -> Iterator[tuple[Recipe, Outcome]]:
+    """Execute each run as a task of the executor, and yield what happens as it happens.
 
-    process: Any
-    pipe: Connection
+    Where a worker sees the folder `out`, checkpoints are kept there, so that another one continues
+    the run of a worker that was lost; elsewhere the files of a run come with its record. On leaving
+    early, by an exception or `close`, waiting runs are canceled and others stop after the running
+    epoch, unless the executor ends them before.
 
-    def take(self, run: Recipe) -> None:
-        with suppress(ConnectionError):  # if it is dead, the next `receive` says so
-            self.pipe.send(run)
-
-    def receive(self) -> Outcome:
-        try:
-            event: Outcome = self.pipe.recv()
-        except (EOFError, ConnectionError):
-            self.process.join()
-            return f"its process ended with exit status {self.process.exitcode}"
-        return event
-
-
-def run_all(
-    runs: list[Recipe], jobs: int, out: Path | None = None
-) -> Iterator[tuple[Recipe, Outcome]]:
-    """Execute the runs, at most `jobs` at a time, and yield what happens as it happens.
-
-    A process takes one run after another, so that modules are loaded once; after a run that failed
-    a new process takes its place. Checkpoints are kept in `out`; see `train_recipe`.
-
-    On leaving early, by an exception or `close`, the running processes are ended and awaited.
+    Args:
+        executor: any, as a `ProcessPoolExecutor` or the `get_executor()` of a Dask client.
+        out: folder of the checkpoints, see `train_recipe`.
     """
-    waiting, workers = _last_first(runs, jobs), dict[Connection, _Worker]()
-    idle: list[_Worker] = []
-    running: dict[Connection, Recipe] = {}
+    by_key = {run.key: run for run in runs}
+    out.mkdir(parents=True, exist_ok=True)
+    events = Path(tempfile.mkdtemp(prefix=".events-", dir=out.absolute()))
+    read: dict[str, int] = {}
+    futures: dict[Future[Any], str] = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                worker = idle.pop() if idle else _start(out, workers)
-                running[worker.pipe] = waiting.pop()
-                worker.take(running[worker.pipe])
-            ready = wait(list(running))
-            for pipe in [p for p in running if p in ready]:
-                event = workers[pipe].receive()
-                yield running[pipe], event
-                if isinstance(event, Epoch):
-                    continue
-                del running[pipe]
-                if isinstance(event, str):
-                    _end([workers.pop(pipe)])
-                else:
-                    idle.append(workers[pipe])
+        for key, run in by_key.items():
+            futures[executor.submit(train_run, run, key, events)] = key
+        pending = set(futures)
+        while pending:
+            done, pending = wait(pending, POLL, FIRST_COMPLETED)
+            # After `wait`: all that a finished run said is there.
+            for key, event in _unread(events, read):
+                yield by_key[key], event
+            for future in done:
+                yield by_key[futures[future]], _outcome(future, out / futures[future])
     finally:
-        _end(list(workers.values()))
+        for future in futures:
+            future.cancel()
+        shutil.rmtree(events, ignore_errors=True)
 
 
-def _last_first(runs: list[Recipe], jobs: int) -> list[Recipe]:
-    """The runs in reverse; of several at a time the longest begin, so that none runs alone at last.
-
-    Anderson's and Broyden's updates are unrolled in Python, which takes some ten times as long.
-    """
-
-    def is_short(run: Recipe) -> bool:
-        return run.model.backward != "unrolled" or run.model.solver not in ("anderson", "broyden")
-
-    return (sorted(runs, key=is_short) if jobs > 1 else runs)[::-1]
-
-
-def _start(out: Path | None, workers: dict[Connection, _Worker]) -> _Worker:
-    """A new process, among the `workers` before a signal can interrupt."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    with _undisturbed():
-        process = context.Process(target=_work, args=(out, there), daemon=True)
-        process.start()
-        there.close()
-        workers[here] = _Worker(process, here)
-    return workers[here]
+def _unread(folder: Path, read: dict[str, int]) -> Iterator[tuple[str, Started | Epoch]]:
+    """Yield the events that were written since, and note how many bytes of each file are read."""
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            file.seek(read.get(path.name, 0))
+            for line in file:
+                if line.endswith(b"\n"):  # else it is being written
+                    read[path.name] = read.get(path.name, 0) + len(line)
+                    event = json.loads(line)
+                    yield path.name, Epoch(**event) if "number" in event else Started(**event)
 
 
-def _end(workers: list[_Worker]) -> None:
-    for worker in workers:
-        worker.process.terminate()
-    for worker in workers:
-        worker.process.join()  # its lock is free then
-        worker.pipe.close()
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Defer SIGINT and SIGTERM while a worker starts, so that it can always be terminated.
-
-    SIGINT is blocked meanwhile, which the worker inherits: Ctrl-C reaches its parent as well, which
-    terminates it. Another thread may still receive it, so that its handler is deferred too.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, frame: received.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    mask = getattr(signal, "pthread_sigmask", None)  # not on Windows
-    if mask:
-        resource_tracker.ensure_running()  # unblocks SIGINT when it starts, so before
-        mask(signal.SIG_BLOCK, {signal.SIGINT})
+def _outcome(future: Future[tuple[Record, Files]], folder: Path) -> Outcome:
+    """Return the record of a run, whose files are put into its folder, or the text of its error."""
     try:
-        yield
-    finally:
-        if mask:
-            mask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if received:
-        signal.raise_signal(received[0])
-
-
-def _work(out: Path | None, pipe: Connection) -> None:
-    """Train one run after another, until the parent has ended."""
-    torch.set_num_threads(1)
-    with suppress(EOFError, ConnectionError):
-        while True:
-            pipe.send(_outcome(pipe.recv(), out, pipe.send))
-
-
-def _outcome(run: Recipe, out: Path | None, report: Callable[[Epoch], None]) -> Outcome:
-    """The record of a run, or the text of its error."""
-    try:
-        return train_recipe(run, out, report)
-    except ConnectionError:
-        os._exit(1)  # the parent has ended
-    except (OSError, MemoryError) as error:
-        return reason(error)
+        record, files = future.result()
     except Exception as error:
-        traceback.print_exc()
-        return reason(error)
+        return _reason(error)
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, content)
+    return record
 
 
-def reason(error: Exception) -> str:
-    """The text of an error; of those that say what to do without its type."""
+def _reason(error: Exception) -> str:
+    """Return the text of an error; of those that say not what to do print the traceback too."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    return str(error) if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError):
+        return str(error)
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def train_run(
+    recipe: Recipe,
+    key: str,
+    events: Path,
+    send: Callable[[Path, str], None] | None = None,
+    patience: float = 0.0,
+) -> tuple[Record, Files]:
+    """Train a run on the worker that calls this.
+
+    Args:
+        key: that of the recipe where the run was submitted.
+        events: folder for what the run says, in that of the checkpoints; where this machine does
+            not see it, checkpoints are kept in a temporary folder.
+        send: takes a file of events and a line for it; None appends the line.
+        patience: seconds to wait for a run that its former worker has not left yet.
+
+    Returns:
+        The record; and the files of the run, if the folder is not shared.
+
+    Raises:
+        ValueError: the recipe means something else here.
+        OSError: another process trains this run, or a file cannot be written.
+    """
+    host, say = socket.gethostname(), partial(send or append, events / key)
+    if replace(recipe).key != key:  # made again, of the files of this machine
+        raise ValueError(
+            f"data or plugins of this run are other files on {host}: copy them there, or keep them "
+            "in a folder that all machines share"
+        )
+    with ExitStack() as stack:
+        shared = events.exists()
+        out = events.parent if shared else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        say(json.dumps({"where": f"{host}, process {os.getpid()}"}))
+        record = train_recipe(
+            recipe, out, lambda epoch: say(json.dumps(epoch._asdict())), patience=patience
+        )
+        folder = out / resolved(recipe).key
+        paths = [] if shared else [p for p in folder.rglob("*") if p.is_file() and p.name != LOCK]
+        return record, {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def append(path: Path, line: str) -> None:
+    """Append a line to a file of a folder that is there.
+
+    Raises:
+        FileNotFoundError: the folder is not there, which stops the runs of a grid that has ended.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"the run was canceled, or its machine does not see {path.parents[1]}"
+        ) from None

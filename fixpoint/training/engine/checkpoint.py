@@ -187,7 +187,7 @@ def _dumped(value: Any) -> bytes:
 
 
 def _random_state(fabric: Fabric) -> Tensor:
-    """State of torch's generators in this process as one tensor of bytes."""
+    """Return the state of torch's generators in this process as one tensor of bytes."""
     parts = [torch.get_rng_state()]
     if fabric.device.type == "cuda":
         parts.append(torch.cuda.get_rng_state(fabric.device))

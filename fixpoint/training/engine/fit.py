@@ -21,7 +21,7 @@ LOST = Score(nan, nan)
 
 
 class Epoch(NamedTuple):
-    """What one epoch of training came to.
+    """Result of one epoch of training.
 
     number: 1, 2, ..
     train_loss: mean over its batches, in training mode.
@@ -56,7 +56,7 @@ def fit(
     checkpoint: Checkpoint | None = None,
     observe: Callable[[], dict[str, Any]] = dict,
 ) -> Iterator[Epoch]:
-    """Train, and yield after each epoch.
+    """Train and yield after each epoch.
 
     Order and rotations of the batches depend on `training.seed` alone. With a checkpoint that holds
     epochs, these are yielded first and training continues after them, bit for bit as if it had not
@@ -103,7 +103,7 @@ def _pass(
     order: torch.Generator,
     clip: float | None,
 ) -> float:
-    """One pass over the training part: mean loss, NaN or inf where a loss was not finite."""
+    """Train on each batch once and return the mean loss, NaN or inf where a loss was not finite."""
     model.train()
     total, count = torch.zeros((), device=fabric.device), 0
     # Elsewhere the rest of the pass costs less than a wait for each loss, or others wait for it.
@@ -129,7 +129,7 @@ def _pass(
 
 
 def best_epoch(history: list[Epoch], metric: str) -> int:
-    """Index of the first epoch with the best validation score."""
+    """Return the index of the first epoch with the best validation score."""
     sign = 1 if metric == "perplexity" else -1
     # A score of NaN is None once it has been through JSON.
     scores = [inf if e.valid_score is None else sign * e.valid_score for e in history]

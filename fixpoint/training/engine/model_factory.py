@@ -50,7 +50,7 @@ OWN = (
 
 
 class Layer(NamedTuple):
-    """How to build a recurrent layer of options, input_size and timesteps; which options of `OWN`
+    """Constructor of a recurrent layer of options, input_size and timesteps; which options of `OWN`
     it takes."""
 
     build: Callable[[Model, int, int], nn.Module]
@@ -58,7 +58,9 @@ class Layer(NamedTuple):
 
 
 def _standard(layer: Callable[..., nn.Module], **names: str) -> Layer:
-    """A layer like torch.nn.RNN; `names` are its options of `OWN` under the names that it uses."""
+    """Return a layer like torch.nn.RNN; `names` are its options of `OWN` under the names that it
+    uses.
+    """
 
     def build(options: Model, input_size: int, timesteps: int) -> nn.Module:
         values = {own: getattr(options, name) for name, own in names.items()}
@@ -118,7 +120,7 @@ _BUILT_IN = tuple(CELLS)
 
 
 def _find_layer(name: str) -> Layer:
-    """How to build the model of that name, or of a class that is called like torch.nn.RNN."""
+    """Return how to build the model of that name, or of a class called like torch.nn.RNN."""
     found = named("model", name, LAYERS)
     return found if isinstance(found, Layer) else _standard(found)
 
@@ -166,12 +168,12 @@ def resolve(options: Model) -> Model:
 
 
 def resolved(recipe: Recipe) -> Recipe:
-    """The recipe with the defaults of its model filled in, whose key names a run."""
+    """Return the recipe with the defaults of its model filled in, whose key names a run."""
     return replace(recipe, model=resolve(recipe.model))
 
 
 def make_model(options: Model, data: Dataset, *, bptt: int = 300) -> nn.Module:
-    """The untrained model: a classifier of the last state, or a language model for a text.
+    """Return the untrained model: a classifier of the last state, or a language model for a text.
 
     Args:
         options: the section `model` of a recipe.

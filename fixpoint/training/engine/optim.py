@@ -16,7 +16,7 @@ _RECURRENT = re.compile(r"(^|\.)([UV]([12]|\.\w+)?|weight_hh\w*|eta)(\.original\
 
 
 def make_optimizer(model: nn.Module, training: Training) -> optim.Optimizer:
-    """The optimizer that a recipe names, for all parameters of a model."""
+    """Return the optimizer that a recipe names, for all parameters of a model."""
     options: dict[str, Any] = {"lr": training.lr, "weight_decay": training.weight_decay}
     groups = _groups(model, training)
     if training.optimizer == "sgd":
@@ -26,7 +26,9 @@ def make_optimizer(model: nn.Module, training: Training) -> optim.Optimizer:
 
 
 def _groups(model: nn.Module, training: Training) -> list[dict[str, Any]]:
-    """One group of all parameters, or a second one of those with a learning rate of their own."""
+    """Return one group of all parameters, or a second one of those with a learning rate of their
+    own.
+    """
     if training.recurrent_lr == 1:
         return [{"params": list(model.parameters())}]
     names = [name for name, _ in model.named_parameters() if _RECURRENT.search(name)]
@@ -60,7 +62,7 @@ class Schedule:
             self.scheduler = lr_scheduler.ConstantLR(optimizer, factor=1.0)
 
     def step(self, valid_loss: float | None) -> None:
-        """After an epoch with that validation loss."""
+        """Step after an epoch with that validation loss."""
         if self.by_loss:
             self.scheduler.step(valid_loss)  # type: ignore[arg-type]
         else:

@@ -90,7 +90,7 @@ def save_origin(recipe: Recipe, folder: Path) -> None:
 
 
 def locate_data(recipe: Recipe, folder: Path, place: str | None = None) -> Recipe:
-    """The recipe of a finished run with the place where its data are.
+    """Return the recipe of a finished run with the place where its data are.
 
     Args:
         folder: of the run.
@@ -116,7 +116,7 @@ def locate_data(recipe: Recipe, folder: Path, place: str | None = None) -> Recip
 
 
 def preparer() -> Callable[[Recipe], Prepared]:
-    """`prepare` that does equal work once, for as long as it is kept."""
+    """Return `prepare` that does equal work once, for as long as it is kept."""
     known: dict[tuple[Data, Windows, Training], Prepared] = {}
 
     def once(recipe: Recipe) -> Prepared:

@@ -38,7 +38,7 @@ class InputForm(NamedTuple):
 
     @classmethod
     def of(cls, data: Dataset, normalization: Normalization | None) -> InputForm:
-        """The form of the windows of a data set, with the normalization found on it."""
+        """Return the form of the windows of a data set, with the normalization found on it."""
         if data.kind != "classification" or normalization is None:
             return cls(data.name, data.kind)
         return cls(
@@ -53,7 +53,7 @@ class InputForm(NamedTuple):
         )
 
     def blank(self) -> Dataset:
-        """A data set of this form without a window, for which a model can be built."""
+        """Return a data set of this form without a window, for which a model can be built."""
         parts = ("train", "test")
         empty: dict[str, Any] = {
             f"x_{part}": torch.zeros(0, self.timesteps, self.size) for part in parts

@@ -25,24 +25,24 @@ class Score(NamedTuple):
 
 
 class Task(Protocol):
-    """What `fit` needs to know of what is learned."""
+    """Task of `fit`: batches, loss and scores of what is learned."""
 
     metric: str
     """accuracy or perplexity."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Those of train, valid and test that can be scored."""
+        """The parts that can be scored, of train, valid and test."""
 
     def losses(self, model: nn.Module, order: torch.Generator) -> Iterator[tuple[Tensor, int]]:
-        """The loss of each batch of an epoch in turn, and how much it weighs in the mean.
+        """Yield the loss of each batch of an epoch in turn, and its weight in the mean.
 
         With several processes each has its part of the batch; the mean over the processes of
         loss, and of its gradient, is that of the whole batch.
         """
 
     def score(self, model: nn.Module, part: str) -> Score:
-        """Of a part; every process computes the whole."""
+        """Score a part; every process computes the whole."""
 
 
 class DataTask(Task, Protocol):
@@ -52,13 +52,13 @@ class DataTask(Task, Protocol):
     """On the device."""
 
     def probe(self) -> Tensor:
-        """Some of the test inputs, on the device."""
+        """Return some of the test inputs, on the device."""
 
     def guessing_loss(self) -> float:
-        """Loss of the model that gives each class the same probability."""
+        """Return the loss of the model that gives each class the same probability."""
 
     def class_scores(self, model: nn.Module) -> dict[str, Any]:
-        """How a model does at each class of the test part; empty where there are none."""
+        """Return how a model does at each class of the test part; empty where there are none."""
 
 
 class Classification:
@@ -99,7 +99,9 @@ class Classification:
             yield (loss if world == 1 else weight * loss), len(rows)
 
     def _rotations(self, count: int, order: torch.Generator) -> Tensor:
-        """One of each window, (count, 3, 3), or of each of its sensors, (count, sensors, 3, 3)."""
+        """Return one of each window, (count, 3, 3), or of each of its sensors, (count, sensors, 3,
+        3).
+        """
         degrees, sensors = self.training.rotate, self.data.sensors
         if not sensors:
             return random_rotations(count, degrees, generator=order)
@@ -190,7 +192,7 @@ class LanguageModelling:
 
 
 def make_task(fabric: Fabric, data: Dataset, training: Training) -> DataTask:
-    """The task that the data set is.
+    """Return the task that the data set is.
 
     Raises:
         ValueError: `training.rotate` is asked of data without vectors.
@@ -219,8 +221,8 @@ def evaluate(
     inputs: Callable[[Tensor], Tensor] = lambda rows: rows,
     lengths: Tensor | None = None,
 ) -> tuple[float, float]:
-    """Mean loss and accuracy in percent; windows with non-finite logits count as wrong, and are
-    left out of the loss. `inputs` converts stored rows to what the model takes.
+    """Return the mean loss and accuracy in percent; windows with non-finite logits count as wrong,
+    and are left out of the loss. `inputs` converts stored rows to what the model takes.
 
     Example:
         >>> import torch
@@ -244,18 +246,19 @@ def _logits(
     lengths: Tensor | None,
     batch_size: int = 512,
 ) -> Tensor:
-    """Logits, (N, C), of stored rows."""
+    """Return logits, (N, C), of stored rows."""
     parts = [x.split(batch_size)] + ([] if lengths is None else [lengths.split(batch_size)])
     return torch.cat([model(inputs(rows), *ends) for rows, *ends in zip(*parts, strict=True)])
 
 
 def _of_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values in the dtype of the weights; word ids as they are."""
+    """Return values in the dtype of the weights; word ids as they are."""
     return x.to(dtype) if x.is_floating_point() else x
 
 
 def balanced_weights(y: Tensor, classes: int) -> Tensor:
-    """Weight of each class, inverse to its number of windows; their mean over windows is 1.
+    """Return the weight of each class, inverse to its number of windows; their mean over windows is
+    1.
 
     >>> balanced_weights(torch.tensor([0, 0, 0, 1]), 2).tolist()
     [0.6666666865348816, 2.0]
@@ -265,7 +268,7 @@ def balanced_weights(y: Tensor, classes: int) -> Tensor:
 
 
 def confusion_matrix(y: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """Windows of each class by the class that was predicted, (C, C): row the true one.
+    """Return windows of each class by the class that was predicted, (C, C): row the true one.
 
     >>> confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).tolist()
     [[1, 1], [0, 1]]
@@ -274,7 +277,8 @@ def confusion_matrix(y: Tensor, predicted: Tensor, classes: int) -> Tensor:
 
 
 def scores_by_class(confusion: Tensor, y: Tensor) -> dict[str, Any]:
-    """Recall and F1 of each class in percent, None of a class without windows, and their means.
+    """Return recall and F1 of each class in percent, None of a class without windows, and their
+    means.
 
     Args:
         confusion: see `confusion_matrix`; windows without a prediction are not in it.
@@ -303,7 +307,7 @@ def scores_by_class(confusion: Tensor, y: Tensor) -> dict[str, Any]:
 
 
 def _word_loss(logits: Tensor, following: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Mean cross entropy of logits (B, T, V) and the words (B, T) that came."""
+    """Return the mean cross entropy of logits (B, T, V) and the words (B, T) that came."""
     return F.cross_entropy(
         logits.flatten(0, 1), following.flatten(), label_smoothing=label_smoothing
     )

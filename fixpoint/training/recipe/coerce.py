@@ -13,7 +13,7 @@ _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 
 
 def coerce(name: str, value: Any, kind: type, key: str) -> Any:
-    """`value` as the type of the field `key` of the dataclass `kind`.
+    """Return `value` as the type of the field `key` of the dataclass `kind`.
 
     Raises:
         TypeError: it has another type.

@@ -34,7 +34,7 @@ CELLS = {"jordan": "Jordan"}
 
 
 def run_label(run: Mapping[str, Any]) -> str:
-    """Short name of what is compared: the model, of an ERNN also K, solver and cell.
+    """Return the short name of what is compared: the model, of an ERNN also K, solver and cell.
 
     Args:
         run: values by key of a recipe.
@@ -63,5 +63,5 @@ def run_label(run: Mapping[str, Any]) -> str:
 
 
 def short_name(name: object) -> str:
-    """The class of "package.module:Class"; other names are as they are."""
+    """Return the class of "package.module:Class"; other names are as they are."""
     return str(name).rpartition(":")[2]

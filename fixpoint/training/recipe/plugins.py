@@ -52,14 +52,14 @@ def _load_file(name: str, path: Path) -> ModuleType:
 
 
 def plugin_content(places: tuple[str, ...]) -> str:
-    """A digest of the files among the plugins, which decide the outcome of a run too."""
+    """Return a digest of the files among the plugins, which decide the outcome of a run too."""
     paths = [Path(place).expanduser() for place in places if place.endswith(".py")]
     found = [path.read_bytes() for path in paths if path.is_file()]
     return hashlib.sha256(b"\0".join(found)).hexdigest() if found else ""
 
 
 def named(kind: str, name: str, known: Mapping[str, Any]) -> Any:
-    """The entry of that name, or the class that "package.module:Class" names.
+    """Return the entry of that name, or the class that "package.module:Class" names.
 
     Raises:
         ValueError: there is none.

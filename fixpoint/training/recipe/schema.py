@@ -16,13 +16,13 @@ from fixpoint.training.recipe.plugins import plugin_content
 
 
 def key(default: Any, help: str, *, low: float | None = None, below: float | None = None) -> Any:
-    """A field with its help, and the range low <= value < below of numbers."""
+    """Return a field with its help, and the range low <= value < below of numbers."""
     return field(default=default, metadata={"help": help, "low": low, "below": below})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What is learned."""
+    """Data set, its normalization and its parts."""
 
     dataset: str = key("har2-sample", "data set, a name in fixpoint.data.DATASETS")
     normalize: Literal["column", "channel", "asinh", "none"] = key(
@@ -40,7 +40,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """How a long recording is cut into windows; all None for data that are windows already."""
+    """Cutting of a long recording into windows; all None for data that are windows already."""
 
     window: int | None = key(None, "samples of a window of a recording", low=1)
     step: int | None = key(
@@ -61,7 +61,7 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What learns. Options that are None take the model's own default."""
+    """Model and its options. Options that are None take the model's own default."""
 
     model: str = key("ernn", "model, as ernn, rnn, lstm, gru: a name in fixpoint.training.LAYERS")
     hidden: int = key(80, "hidden units", low=1)
@@ -100,7 +100,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How it learns."""
+    """Optimizer, learning rate and length of the training."""
 
     epochs: int = key(6, "passes over the training part", low=1)
     batch_size: int = key(128, "windows a step, or parallel streams of a text", low=1)
@@ -146,7 +146,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """On what it is computed."""
+    """Device, its number and precision."""
 
     device: Literal["cpu", "cuda", "mps"] = key("cpu", "cpu, cuda or mps")
     devices: int = key(1, "processes, each with a device and its part of every batch", low=1)
@@ -172,7 +172,7 @@ FORMER = {"normalise": "normalize"}
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides the outcome of a run.
+    """Recipe of a run: all that decides its outcome.
 
     Raises:
         ValueError: a value is out of its range, or two do not go together.
@@ -227,7 +227,7 @@ class Recipe:
         return run_label(self.flat)
 
     def changed(self, **changes: Any) -> Recipe:
-        """This recipe with other values of some keys, of the right type each.
+        """Return this recipe with other values of some keys, of the right type each.
 
         Raises:
             ValueError, TypeError: a key is unknown, or a value has the wrong type or range.
@@ -244,7 +244,7 @@ class Recipe:
 
 
 def find_key(name: str) -> tuple[str, str]:
-    """Section and key of `key` or `section.key`.
+    """Return the section and key of `key` or `section.key`.
 
     Raises:
         ValueError: there is none; the nearest is named.

@@ -22,19 +22,21 @@ RECIPE = "recipe.toml"
 
 
 def recipe_folder() -> Path:
-    """Folder of the recipes that come with the package: inside it, or beside it in a checkout."""
+    """Return the folder of the recipes that come with the package: inside it, or beside it in a
+    checkout.
+    """
     package = Path(fixpoint.__file__).parent
     inside = package / "recipes"
     return inside if inside.is_dir() else package.parent / "recipes"
 
 
 def known_recipes() -> dict[str, Path]:
-    """The recipes that come with the package, by name."""
+    """Return the recipes that come with the package, by name."""
     return {path.stem: path for path in sorted(recipe_folder().glob("*.toml"))}
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe of that name, or in the TOML file of that path.
+    """Return the recipe of that name, or in the TOML file of that path.
 
     Raises:
         ValueError: there is none, it is not valid TOML, or a key or value in it is wrong.
@@ -67,7 +69,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def read_recipe(text: str) -> Recipe:
-    """The recipe that a TOML text describes; keys that it lacks have their defaults.
+    """Return the recipe that a TOML text describes; keys that it lacks have their defaults.
 
     Raises:
         ValueError: it is not valid TOML, or a section, key or value in it is wrong.
@@ -97,7 +99,7 @@ def read_recipe(text: str) -> Recipe:
 
 
 def write_recipe(recipe: Recipe) -> str:
-    """The recipe as TOML with every key but those that are None.
+    """Return the recipe as TOML with every key but those that are None.
 
     Example:
         >>> from fixpoint.training import Recipe, read_recipe, write_recipe
@@ -116,7 +118,8 @@ def write_recipe(recipe: Recipe) -> str:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Key and value of KEY=VALUE, the value as in TOML; quotes may be left out, none unsets.
+    """Return the key and value of KEY=VALUE, the value as in TOML; quotes may be left out, none
+    unsets.
 
     Raises:
         ValueError: it has no "=", or the key is unknown.

@@ -22,12 +22,12 @@ class Column(NamedTuple):
     factor: float = 1
 
     def values(self, records: Iterable[Record]) -> list[float]:
-        """The numbers that the records have."""
+        """Return the numbers that the records have."""
         found = [self.of(record) for record in records]
         return [value for value in found if value is not None]
 
     def of(self, record: Record) -> float | None:
-        """The number of one record; `field` may be a path, as contraction/after/norm."""
+        """Return the number of one record; `field` may be a path, as contraction/after/norm."""
         value: object = record
         for name in self.field.split("/"):
             value = value.get(name) if isinstance(value, dict) else None
@@ -38,7 +38,7 @@ class Column(NamedTuple):
 
 
 def columns(metric: str) -> tuple[Column, ...]:
-    """The columns of a table, the most important first."""
+    """Return the columns of a table, the most important first."""
     unit = "acc. %" if metric == "accuracy" else "perplexity"
     return (
         Column(f"last {unit}", f"{metric}_last", 2),
@@ -59,7 +59,7 @@ def columns(metric: str) -> tuple[Column, ...]:
 
 
 def mean_and_sd(values: list[float], digits: int | None, *, joint: str = " ± ") -> str:
-    """Mean and, where the values differ, standard deviation (n - 1); "-" for none.
+    """Return the mean and, where the values differ, standard deviation (n - 1); "-" for none.
 
     A number too large for fixed digits is written as 4.1e+34.
 
@@ -81,7 +81,7 @@ def _number(value: float, digits: int | None) -> str:
 
 
 def groups(records: list[Record]) -> list[list[Record]]:
-    """Records that differ in nothing but the seed, together."""
+    """Return records that differ in nothing but the seed, together."""
     found: dict[str, list[Record]] = {}
     for record in records:
         # By the recipe: the period that it chose may differ from seed to seed.
@@ -92,7 +92,7 @@ def groups(records: list[Record]) -> list[list[Record]]:
 
 
 def by_dataset(records: list[Record]) -> dict[str, list[Record]]:
-    """The records of each data set and metric, in the order of the first."""
+    """Return the records of each data set and metric, in the order of the first."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record["run"]["dataset"], []).append(record)

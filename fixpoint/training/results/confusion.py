@@ -15,7 +15,9 @@ MOST_CLASSES = 40
 
 
 def total_confusion(records: Sequence[Record]) -> list[list[int]] | None:
-    """Windows of each class (row) by the predicted one, over all seeds; None where none has it."""
+    """Return windows of each class (row) by the predicted one, over all seeds; None where none has
+    it.
+    """
     found = [record["confusion"] for record in records if record.get("confusion")]
     if not found:
         return None
@@ -23,7 +25,7 @@ def total_confusion(records: Sequence[Record]) -> list[list[int]] | None:
 
 
 def by_class(confusion: list[list[int]]) -> list[tuple[float | None, float | None]]:
-    """Recall and F1 of each class in percent; None of a class without windows.
+    """Return recall and F1 of each class in percent; None of a class without windows.
 
     >>> by_class([[1, 1], [0, 1]])
     [(50.0, 66.66666666666667), (100.0, 66.66666666666667)]
@@ -39,7 +41,7 @@ def by_class(confusion: list[list[int]]) -> list[tuple[float | None, float | Non
 
 
 def confusions(lines: list[Line]) -> list[dict[str, Any]]:
-    """Values of the page, for each line of its table that has a matrix."""
+    """Return values of the page, for each line of its table that has a matrix."""
     found = []
     for line in lines:
         matrix = total_confusion(line.records)
@@ -60,7 +62,9 @@ def confusions(lines: list[Line]) -> list[dict[str, Any]]:
 
 
 def confusion_table(record: Record) -> FittingTable | None:
-    """The matrix of one record, for the terminal; None where it has none or too many classes."""
+    """Return the matrix of one record, for the terminal; None where it has none or too many
+    classes.
+    """
     matrix = total_confusion([record])
     if matrix is None or len(matrix) > MOST_CLASSES:
         return None

@@ -28,7 +28,7 @@ def descriptions(runs: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def describe(run: Mapping[str, Any]) -> str:
-    """The map, how often or how far it is iterated, and how it is differentiated.
+    """Return the map, how often or how far it is iterated, and how it is differentiated.
 
     Args:
         run: values by key of a recipe, with the defaults of an ERNN filled in.

@@ -30,7 +30,7 @@ def write_table(sources: Sequence[Path], path: Path, form: Callable[[list[Record
 
 
 def as_latex(records: list[Record]) -> str:
-    r"""A table for each data set, mean and s.d. over seeds; needs the package booktabs.
+    r"""Return a table for each data set, mean and s.d. over seeds; needs the package booktabs.
 
     Example:
         >>> from fixpoint.training.results.export import latex_text
@@ -64,7 +64,7 @@ def _latex(dataset: str, records: list[Record]) -> str:
 
 
 def _latex_confusion(group: list[Record]) -> list[str]:
-    """The confusion matrix of a row, with recall and F1 of each class."""
+    """Return the confusion matrix of a row, with recall and F1 of each class."""
     matrix = total_confusion(group)
     if matrix is None or len(matrix) > MOST_CLASSES:
         return []
@@ -89,12 +89,12 @@ def _latex_confusion(group: list[Record]) -> list[str]:
 
 
 def latex_text(text: str) -> str:
-    """Text in which LaTeX reads no commands."""
+    """Return the text in which LaTeX reads no commands."""
     return "".join(_SPECIAL.get(c, c) for c in text if c.isprintable())
 
 
 def as_csv(records: list[Record]) -> str:
-    """One line a run: its settings, then its numbers."""
+    """Return one line a run: its settings, then its numbers."""
     settings = list(dict.fromkeys(name for record in records for name in record["run"]))
     metrics = dict.fromkeys(record["metric"] for record in records)
     shown = list(dict.fromkeys(column for metric in metrics for column in columns(metric)))

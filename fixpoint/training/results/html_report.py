@@ -57,7 +57,7 @@ def write_report(sources: Sequence[Path], out: Path) -> int:
 
 
 def render(records: list[Record]) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     template = (resources.files(__package__) / "report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True,
@@ -104,7 +104,7 @@ def _details(record: Record) -> list[str]:
 
 
 def _table(lines: list[Line], metric: str) -> dict[str, Any]:
-    """Heads and rows, without columns that are empty."""
+    """Return heads and rows, without columns that are empty."""
     shown = [
         (column.head, [_cell(line.records, column) for line in lines]) for column in columns(metric)
     ]

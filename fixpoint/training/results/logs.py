@@ -85,7 +85,7 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def _tensorboard(folder: Path) -> Callable[[Epoch], None]:
-    """Events in `folder/tensorboard`."""
+    """Return events in `folder/tensorboard`."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -104,7 +104,7 @@ def _tensorboard(folder: Path) -> Callable[[Epoch], None]:
 
 
 def _of_lightning(package: str, kind: str, /, **options: Any) -> Callable[[Path], Any]:
-    """A logger of Lightning, which Fabric takes too, under the name of the run's folder."""
+    """Return a logger of Lightning, which Fabric takes too, under the name of the run's folder."""
 
     def make(folder: Path) -> Callable[[Epoch], None]:
         try:

@@ -23,7 +23,7 @@ class Line(NamedTuple):
 
 
 def legend(lines: list[Line]) -> list[dict[str, Any]]:
-    """Color and dashes of each line, for an SVG element."""
+    """Return the color and dashes of each line, for an SVG element."""
     styles = [style_of(line.number) for line in lines]
     return [
         {"line": line, "color": style["color"], "dashes": dash_array(style)}
@@ -32,7 +32,7 @@ def legend(lines: list[Line]) -> list[dict[str, Any]]:
 
 
 def charts(lines: list[Line], metric: str) -> list[dict[str, str]]:
-    """Title and image of each chart that has a curve; the image as a data URI."""
+    """Return the title and image of each chart that has a curve; the image as a data URI."""
     score = "test accuracy, %" if metric == "accuracy" else "test perplexity"
     solved = [line for line in lines if line.records[0]["contraction"]]
     learned = [line for line in solved if line.records[0]["run"]["solver"] == "inexact-newton"]
@@ -79,7 +79,7 @@ def charts(lines: list[Line], metric: str) -> list[dict[str, str]]:
 
 
 def _history(lines: list[Line], name: str) -> list[Curve]:
-    """Mean over the seeds and their range, epoch by epoch."""
+    """Return the mean over the seeds and their range, epoch by epoch."""
     curves = []
     for line in lines:
         epochs = zip(*([e[name] for e in r["epochs"]] for r in line.records), strict=False)
@@ -94,7 +94,7 @@ def _history(lines: list[Line], name: str) -> list[Curve]:
 
 
 def _by_time(lines: list[Line], metric: str) -> list[Curve]:
-    """The mean score against the mean time until then."""
+    """Return the mean score against the mean time until then."""
     curves = []
     for line in lines:
         for curve in _history([line], metric):
@@ -105,7 +105,7 @@ def _by_time(lines: list[Line], metric: str) -> list[Curve]:
 
 
 def _over_time(lines: list[Line], name: str) -> list[Curve]:
-    """A curve for each update: mean over the seeds and range, of several windows the median."""
+    """Return a curve for each update: mean and range over seeds, of several windows the median."""
     curves = []
     for line in lines:
         seeds = [r["contraction"]["after"] for r in line.records if r["contraction"]]

@@ -40,7 +40,9 @@ class Records:
         self.by_key = {record["key"]: record for record in self._read()}
 
     def find(self, recipe: Recipe) -> Record | None:
-        """The record of a recipe; earlier versions named it before its defaults were filled in."""
+        """Return the record of a recipe; earlier versions named it before its defaults were filled
+        in.
+        """
         return self.by_key.get(resolved(recipe).key) or self.by_key.get(recipe.key)
 
     def forget(self, key: str) -> None:
@@ -69,7 +71,8 @@ class Records:
 
 
 def read_file(path: Path) -> list[Record]:
-    """The records in a file, which is left as it is; a last line still being written is left out.
+    """Return the records in a file, which is left as it is; a last line still being written is left
+    out.
 
     Other lines that are not records are skipped, with a warning that names them.
 
@@ -91,7 +94,7 @@ def read_file(path: Path) -> list[Record]:
 
 
 def read_records(*sources: Path) -> list[Record]:
-    """The records of finished runs in folders with a `runs.jsonl`, or in such files.
+    """Return the records of finished runs in folders with a `runs.jsonl`, or in such files.
 
     Records that lack something are left out, with a warning that names them.
 
@@ -121,7 +124,7 @@ def read_records(*sources: Path) -> list[Record]:
 
 
 def open_records(out: Path) -> Records:
-    """The records in the folder that --out names.
+    """Return the records in the folder that --out names.
 
     Raises:
         OSError: it cannot be made or written; the message says what to do.
@@ -158,7 +161,7 @@ def _parse(line: str) -> Record | None:
 
 
 def seconds_per_epoch(seconds: list[float]) -> float | None:
-    """Median over the epochs after the first, which may compile; of one epoch its own.
+    """Return the median over the epochs after the first, which may compile; of one epoch its own.
 
     >>> seconds_per_epoch([24.06, 0.45, 0.47, 0.44])
     0.45
@@ -167,7 +170,7 @@ def seconds_per_epoch(seconds: list[float]) -> float | None:
 
 
 def _renamed(record: Record) -> Record:
-    """The record, and each object in it, with the names of today."""
+    """Return the record, and each object in it, with the names of today."""
     return {
         _FORMER.get(name, name): _renamed(value) if isinstance(value, dict) else value
         for name, value in record.items()
@@ -175,7 +178,7 @@ def _renamed(record: Record) -> Record:
 
 
 def _standard(value: Any) -> Any:
-    """The value with NaN and inf, which JSON does not have, as null."""
+    """Return the value with NaN and inf, which JSON does not have, as null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

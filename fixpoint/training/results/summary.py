@@ -14,7 +14,7 @@ CLOSE = 0.05
 
 
 def summary(records: list[Record]) -> list[str]:
-    """Which rows are most accurate within the spread, which is fastest, which equilibrate.
+    """Return which rows are most accurate within the spread, which is fastest, which equilibrate.
 
     Nothing of one row alone.
     """
@@ -55,7 +55,7 @@ def _most_accurate(rows: list[list[Record]], names: dict[int, str]) -> str:
 
 
 def _spread(row: list[Record], scores: list[float]) -> float:
-    """Standard deviation over seeds; of one seed that of counting the test windows."""
+    """Return standard deviation over seeds; of one seed that of counting the test windows."""
     if len(scores) > 1:
         return statistics.stdev(scores)
     confusion = row[0].get("confusion")

@@ -63,7 +63,7 @@ class FittingTable(NamedTuple):
             yield Text(f"Not shown, the terminal is too narrow: {', '.join(left_out)}.")
 
     def _fitting(self, width: int) -> int:
-        """How many columns of numbers fit beside the names."""
+        """Count how many columns of numbers fit beside the names."""
         wrapped = [
             [head, *(names[i] for names, _ in self.rows)] for i, head in enumerate(self.names)
         ]
@@ -76,7 +76,7 @@ class FittingTable(NamedTuple):
         return len(self.heads)
 
     def _lines(self) -> Iterable[Text]:
-        """Each row as a sentence, where no column fits."""
+        """Return each row as a sentence, where no column fits."""
         for i, (names, numbers) in enumerate(self.rows):
             pairs = zip(self.heads, numbers, strict=True)
             cells = [f"{head} {number}".replace("\n", " ") for head, number in pairs]
@@ -85,7 +85,8 @@ class FittingTable(NamedTuple):
 
 
 def comparison_table(records: list[Record]) -> FittingTable:
-    """Rows in the order of the records, all of one data set; several seeds of one configuration
+    """Return rows in the order of the records, all of one data set; several seeds of one
+    configuration
     share a row."""
     found = groups(records)
     all_columns = [c for c in columns(records[0]["metric"]) if c.values(records)]
@@ -117,7 +118,7 @@ def _title(records: list[Record]) -> str:
 
 
 def _caption(found: list[list[Record]]) -> str:
-    """What each ERNN is, and that solvers of several cells are compared, where they are."""
+    """Return what each ERNN is, and that solvers of several cells are compared, where they are."""
     runs = [group[0]["run"] for group in found]
     lines = [f"{name}: {text}." for name, text in descriptions(runs)]
     caution = confounded([(run["solver"], run["cell"]) for run in runs if run["cell"]])
@@ -126,7 +127,7 @@ def _caption(found: list[list[Record]]) -> str:
 
 
 def confounded(pairs: Iterable[tuple[str, str]]) -> str:
-    """A caution where rows differ in solver and cell at once; "" where each pair is there."""
+    """Caution where rows differ in solver and cell at once; "" where each pair is there."""
     pairs = set(pairs)
     solvers, cells = ({pair[i] for pair in pairs} for i in (0, 1))
     if len(solvers) < 2 or len(cells) < 2 or len(pairs) == len(solvers) * len(cells):

@@ -16,7 +16,7 @@ WORSE = 10
 
 
 def divergence(record: Record) -> str | None:
-    """A sentence if the training diverged, else None."""
+    """Return a sentence if the training diverged, else None."""
     epochs, run = record["epochs"], record["run"]
     remedy = f"lower training.lr ({run['lr']:g}) or set training.clip"
     loss = record["loss"]
@@ -35,7 +35,7 @@ def divergence(record: Record) -> str | None:
 
 
 def _learned(record: Record, guess: float) -> bool:
-    """Whether a model is more accurate than guessing by its classes' frequencies.
+    """Tell whether a model is more accurate than guessing by its classes' frequencies.
 
     The mean loss of a first epoch may be that of its first batches alone.
     """
@@ -44,7 +44,7 @@ def _learned(record: Record, guess: float) -> bool:
 
 
 def findings(record: Record) -> str | None:
-    """In sentences whether the training diverged, and whether an ERNN equilibrates.
+    """Say whether the training diverged, and whether an ERNN equilibrates.
 
     None where there is nothing to say, as of an LSTM that was trained well.
     """
@@ -63,7 +63,9 @@ def _sentences(record: Record) -> str:
 
 
 def row_names(rows: list[list[Record]]) -> list[str]:
-    """A short name of each row: of an ERNN its solver and backward, where these tell it apart."""
+    """Return a short name of each row: of an ERNN its solver and backward, where these tell it
+    apart.
+    """
     runs = [row[0]["run"] for row in rows]
     whole = [
         ", ".join([run_label(run), *([run["backward"]] if run.get("backward") else [])])
@@ -84,7 +86,7 @@ def _short(run: Mapping[str, Any]) -> str:
 
 
 def shared_findings(records: list[Record]) -> list[str]:
-    """`findings` of several records, where those that say the same are said once."""
+    """Return `findings` of several records, where those that say the same are said once."""
     by_text: dict[str, list[str]] = {}
     for record in records:
         name, found = _name(record), _sentences(record)

@@ -10,7 +10,7 @@ from torch.nn.functional import hardtanh
 
 
 def quant_sigm(x: Tensor) -> Tensor:
-    """(x + 1) / 2 cut off at 0 and 1."""
+    """Return (x + 1) / 2 cut off at 0 and 1."""
     return hardtanh(0.5 * x + 0.5, 0.0, 1.0)
 
 

@@ -16,7 +16,7 @@ Gradients = Iterable[Tensor | None]
 def of_each_instance(
     gradients: Callable[..., Gradients], grads: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """gradients(*grads), or those of each of the instances that `is_grads_batched` hides."""
+    """Return gradients(*grads), or those of each of the instances that `is_grads_batched` hides."""
     instances = [unbatched(g) for g in grads]
     sizes = {len(x) for x in instances if x is not None}
     if not sizes:
@@ -38,7 +38,9 @@ def only_needed(gradients: Iterable[Tensor | None], needed: Iterable[Any]) -> li
 def differentiable_gradients(
     reference: Any, inputs: Sequence[Tensor | None], grad: Tensor | Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Gradients of reference(*inputs) that may be differentiated again, None where not needed."""
+    """Return gradients of reference(*inputs) that may be differentiated again, None where not
+    needed.
+    """
     # Views, as one input may be computed from another and would collect that path too.
     fresh = [v if v is None else v.view_as(v) for v in inputs]
     needed = {i: v for i, v in enumerate(fresh) if v is not None and v.requires_grad}

@@ -20,7 +20,7 @@ _lock = threading.RLock()  # a collection of garbage inside may free a block
 
 
 def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """torch.empty; large ones lie in a block that an earlier one of this size has left.
+    """Call torch.empty; large ones lie in a block that an earlier one of this size has left.
 
     A block is free once no tensor looks into it. numpy makes new ones of huge pages.
     """

@@ -38,7 +38,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def needs_a_closer_look(dtype: torch.dtype, tensors: Iterable[Tensor | None]) -> bool:
-    """Whether something but plain tensors of one dtype on the CPU was given, or a mode is on."""
+    """Tell whether anything but plain tensors of one dtype on the CPU is given, or a mode is on."""
     if dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
         return True
     for v in tensors:
@@ -50,7 +50,7 @@ def needs_a_closer_look(dtype: torch.dtype, tensors: Iterable[Tensor | None]) ->
 def unsupported_reason(
     tensors: dict[str, Tensor | None], activation: str, *, kernel: str | None = None
 ) -> str | None:
-    """Why a fused operation cannot take these, x first among the tensors, or None if it can.
+    """Return why a fused operation cannot take these, x first among the tensors, or None if it can.
 
     `kernel` names the folder with its Triton kernels for CUDA devices, where there are any.
     """
@@ -87,7 +87,7 @@ def unsupported_reason(
 
 
 def _no_kernel(h0: Tensor, kernel: str) -> str | None:
-    """Why no Triton kernel takes this state on a CUDA device, or None."""
+    """Return why no Triton kernel takes this state on a CUDA device, or None."""
     if importlib.util.find_spec("triton") is None:
         return "it needs triton on a CUDA device, and triton is not installed"
     if (capability := torch.cuda.get_device_capability(h0.device)) < (8, 0):
@@ -99,7 +99,9 @@ def _no_kernel(h0: Tensor, kernel: str) -> str | None:
 
 
 def by_registered_operation(x: Tensor) -> bool:
-    """Whether a tracer or mode, or a tensor without values, needs the operation of `registered`."""
+    """Tell whether a tracer or mode, or a tensor without values, needs the operation of
+    `registered`.
+    """
     return torch.compiler.is_compiling() or inside_dispatch_mode() or not has_values(x)
 
 
@@ -108,14 +110,14 @@ def copy(h: Tensor) -> Tensor:
 
 
 def states(h0: Tensor, count: int) -> Tensor:
-    """(count + 1, B, n), the first one h0."""
+    """Return (count + 1, B, n), the first one h0."""
     S = empty((count + 1, *h0.shape), h0)
     S[0] = h0
     return S
 
 
 def output_gradients(grad: Tensor, last_only: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of the states after each time step, or none of them; and of the last state."""
+    """Return gradients of the states after each time step, or none, and of the last state."""
     if last_only:
         return grad.new_empty(0, *grad.shape), copy(grad)
     return grad.contiguous(), grad.new_zeros(grad.shape[1:])
@@ -129,12 +131,12 @@ def chunk_length(T: int, K: int, g: Tensor) -> int:
 
 
 def backend(name: str, h: Tensor) -> Backend[Any, Any, Any]:
-    """The kernel module of an operation for a state h, (B, n)."""
+    """Return the kernel module of an operation for a state h, (B, n)."""
     return module(name, f"{kernels_for(h.shape[1], h.device)}_kernels")
 
 
 def kernels_for(n: int, device: torch.device) -> str:
-    """Whose kernels states of n units take: those of numba, torch or Triton."""
+    """Tell whose kernels states of n units take: those of numba, torch or Triton."""
     if device.type == "cuda":
         return "triton"
     return "numba" if n <= MAX_SIZE and has_numba() else "torch"
@@ -142,7 +144,7 @@ def kernels_for(n: int, device: torch.device) -> str:
 
 @constant_in_graphs
 def has_numba() -> bool:
-    """Whether numba is there, and SciPy, without which it multiplies no matrices."""
+    """Tell whether numba is there, and SciPy, without which it multiplies no matrices."""
     return _are_installed("numba", "scipy")
 
 
@@ -153,12 +155,12 @@ def _are_installed(*names: str) -> bool:
 
 @functools.cache
 def module(name: str, kind: str) -> Any:
-    """A file of an operation, imported at the first use."""
+    """Return a file of an operation, imported at the first use."""
     folder = "equilibrium" if name == "equilibrium" else "recurrence"
     return importlib.import_module(f"fixpoint.models.ops.{folder}.{kind}")
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A block in which operations keep the dtype of their arguments."""
+    """Return a block in which operations keep the dtype of their arguments."""
     enabled = autocast_enabled(device)
     return torch.autocast(device, enabled=False) if enabled else nullcontext()

@@ -27,7 +27,7 @@ PRODUCT, ROWS = 2**18, 32
 
 
 def split(B: int, weights: int) -> tuple[int, list[tuple[int, int]]]:
-    """Rows in a block, and for each thread its first and last (exclusive) block."""
+    """Return rows in a block, and for each thread its first and last (exclusive) block."""
     threads = torch.get_num_threads()
     per_thread = max(1, -(-B // threads))
     rows = -(-per_thread // -(-per_thread // min(ROWS, max(1, PRODUCT // weights))))
@@ -104,7 +104,7 @@ def no_alias(typing_context):  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def activate(code, c, u, bias):  # type: ignore[no-untyped-def]
-    """c <- sigma(c + u + bias)."""
+    """Write c <- sigma(c + u + bias)."""
     widest_vectors()
     for j in range(c.size):
         c[j] = sigma(code, c[j] + (u[j] + bias[j]))
@@ -112,7 +112,7 @@ def activate(code, c, u, bias):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def as_vector(typing_context, X):  # type: ignore[no-untyped-def]
-    """A block (rows, n) as one vector, whose loops leave no remainder in each row."""
+    """View a block (rows, n) as one vector, whose loops leave no remainder in each row."""
     vector = X.copy(ndim=1)
 
     def view(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -134,5 +134,5 @@ def as_vector(typing_context, X):  # type: ignore[no-untyped-def]
 
 @cached_njit(allocates=True)
 def product(a, b, out):  # type: ignore[no-untyped-def]
-    """out <- a b."""
+    """Write out <- a b."""
     np.dot(a, b, out)

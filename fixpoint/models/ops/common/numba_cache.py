@@ -35,7 +35,7 @@ FAST: Any = {
 def cached_njit(
     sources: tuple[Path, ...] = SOURCES, *, allocates: bool = False, **options: Any
 ) -> Callable[[Callable[..., Any]], Any]:
-    """`numba.njit` with the options `FAST`, cached until a file below `sources` changes.
+    """Return `numba.njit` with the options `FAST`, cached until a file below `sources` changes.
 
     allocates: whether the function itself makes arrays, which counts references to all of them.
     Any other one must not return an array, which its caller may count.
@@ -50,7 +50,7 @@ def cached_njit(
 
 @functools.cache
 def source_hash(sources: tuple[Path, ...]) -> str:
-    """Of the contents of all Python files below some folders but those of Triton."""
+    """Hash the contents of all Python files below some folders but those of Triton."""
     digest = hashlib.sha256()
     for folder in sources:
         for path in sorted(folder.rglob("*.py")):

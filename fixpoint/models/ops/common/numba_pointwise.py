@@ -28,7 +28,7 @@ INLINED: Any = FAST | {"forceinline": True}
 
 
 def _tanh(x):  # type: ignore[no-untyped-def]
-    """tanh(x): in float32 a rational function that vectorises."""
+    """Compute tanh(x), in float32 by a rational function that vectorizes."""
     raise NotImplementedError
 
 
@@ -76,7 +76,7 @@ def _tanh_of_type(x):  # type: ignore[no-untyped-def]
 
 
 def _numbers(x):  # type: ignore[no-untyped-def]
-    """0, 1/2 and 1 in the type of x."""
+    """Return 0, 1/2 and 1 in the type of x."""
     kind = getattr(np, str(x))
     return kind(0), kind(0.5), kind(1)
 

@@ -14,7 +14,7 @@ FUSED = os.environ.get("FIXPOINT_FUSED", "1") != "0"
 
 
 class CallPlan(NamedTuple):
-    """How a layer computes its states on one device, decided once for each.
+    """Plan of a layer's computation on one device, decided once for each.
 
     path: "leaky", "gated", "gru", "lstm", "equilibrium", "manifold", or "reference".
     kernels: of a fused path, "numba", "torch" or "triton".
@@ -36,7 +36,7 @@ class CallPlan(NamedTuple):
 
 
 def make_plan(path: str, reason: str | None, units: int, device: torch.device) -> CallPlan:
-    """The plan for states of so many units, with the reason against the fused path, if any."""
+    """Return plan for states of so many units, with the reason against the fused path, if any."""
     if reason is None and not FUSED:
         reason = "FIXPOINT_FUSED=0 turns fused paths off"
     if reason is not None:

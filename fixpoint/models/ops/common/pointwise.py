@@ -29,20 +29,20 @@ _SLOPES: dict[int, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def sigma(code: int, x: Any) -> Any:
-    """The activation of that code at x."""
+    """Return the activation of that code at x."""
     return _FUNCTIONS[code](x)
 
 
 def slope(code: int, d: Any, c: Any) -> Any:
-    """d sigma'(.) from c = sigma(.)."""
+    """Return d sigma'(.) from c = sigma(.)."""
     return _SLOPES[code](d, c)
 
 
 def one_minus(x: Any) -> Any:
-    """1 - x, in the dtype of x also within a kernel."""
+    """Return 1 - x, in the dtype of x also within a kernel."""
     return 1 - x
 
 
 def zero_like(x: Any) -> Any:
-    """0 in the dtype of x."""
+    """Return 0 in the dtype of x."""
     return torch.zeros_like(x)

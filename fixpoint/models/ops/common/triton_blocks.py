@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 
 def shared_memory(h: Tensor) -> int:
-    """Bytes that a block may have on the device of h."""
+    """Return bytes that a block may have on the device of h."""
     if h.device.type != "cuda":
         return 2**20
     properties = torch.cuda.get_device_properties(h.device)
@@ -19,14 +19,14 @@ def shared_memory(h: Tensor) -> int:
 
 
 def multiprocessors(h: Tensor) -> int:
-    """Of the device of h."""
+    """Count the multiprocessors of the device of h."""
     if h.device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(h.device).multi_processor_count
 
 
 def rows_of_program(B: int, processors: int) -> int:
-    """The rows with which all programs end first, where a multiprocessor has one at a time.
+    """Return the rows with which all programs end first, where a multiprocessor has one at a time.
 
     More rows take longer, as threads share their products, but a step waits once for all of them.
     """
@@ -34,13 +34,13 @@ def rows_of_program(B: int, processors: int) -> int:
 
 
 def in_vectors(A: Tensor) -> Tensor:
-    """A with rows that are read four at a time: zeros added up to a multiple."""
+    """Return a with rows that are read four at a time: zeros added up to a multiple."""
     return pad(A, (0, -A.shape[1] % 4)).contiguous()
 
 
 @triton.jit
 def block_of_rows(B, n: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows of this program, their places in a (B, n) array, which exist, and its length."""
+    """Return rows of this program, their places in a (B, n) array, which exist, and its length."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, SIZE)
     inside = (row < B)[:, None] & (col < n)[None, :]
@@ -62,7 +62,7 @@ def load_weights(A, first, n: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constex
 def weights_in_registers(  # type: ignore[no-untyped-def]
     A, n: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr
 ):
-    """A^T, of rows as `in_vectors` makes them, as `product_in_registers` takes it.
+    """Load A^T, of rows as `in_vectors` makes them, as `product_in_registers` takes it.
 
     A warp has the columns of 128 / LANES outputs j, a thread four of them, and of these the inputs
     i of one lane in LANES: (1, many, 4, 4, warps, LANES / 4, 4, 32 / LANES). The second, third
@@ -84,7 +84,7 @@ def weights_in_registers(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def product_in_registers(y, weights, n: tl.constexpr):  # type: ignore[no-untyped-def]
-    """y A^T, a sum in float32 without tensor cores, from `weights_in_registers`.
+    """Compute y A^T, a sum in float32 without tensor cores, from `weights_in_registers`.
 
     Threads exchange y once, then add within a warp, and each thread keeps one output of its four.
     """
@@ -104,7 +104,7 @@ def product_in_registers(y, weights, n: tl.constexpr):  # type: ignore[no-untype
 
 @triton.jit
 def sums_of_parts(x, y, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """At each column the sum over its part of so many of the columns, of x and of y."""
+    """Sum x and y at each column over its part of the columns."""
     shape: tl.constexpr = (x.shape[0], PARTS, x.shape[1] // PARTS)
     a, b = tl.reduce((tl.reshape(x, shape), tl.reshape(y, shape)), 2, add_both)
     a, b = tl.broadcast_to(a[:, :, None], shape), tl.broadcast_to(b[:, :, None], shape)
@@ -118,7 +118,7 @@ def add_both(x, y, x_other, y_other):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _minus_zero(AXES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """-0, of one element on so many axes; a literal becomes 0."""
+    """Make -0, of one element on some number of axes; a literal becomes 0."""
     bits = tl.full((1,) * AXES, -(2**31), tl.int32)
     return bits.to(tl.float32, bitcast=True)
 
@@ -141,7 +141,7 @@ def activate(x, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def activation_slope(c, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
-    """sigma' from c = sigma(.)."""
+    """Return sigma' from c = sigma(.)."""
     slope = tl.full(c.shape, 1.0, tl.float32)
     if NAME == "relu":
         slope = tl.where(c <= 0, 0.0, 1.0)
@@ -158,7 +158,7 @@ def activation_slope(c, NAME: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _tanh(x):  # type: ignore[no-untyped-def]
-    """A rational function within a few units in the last place; NaN is kept.
+    """Compute tanh by a rational function within a few units in the last place; NaN is kept.
 
     Source: Eigen, generic_fast_tanh_float.
     """

@@ -43,7 +43,7 @@ MAX_SIZE = 256  # units n; above, a matrix fits on the chip in neither type
 
 
 class LaunchConfig(NamedTuple):
-    """How a kernel is launched: n padded, rows of a program, rows of a matrix at a time, and so on.
+    """Sizes of a launch: n padded, rows of a program, rows of a matrix at a time, and others.
 
     tile: 0 for all of a matrix in registers. lanes: threads that share the sum of an output there.
     """
@@ -67,7 +67,7 @@ class LaunchConfig(NamedTuple):
 
 
 def launch_config(n: int, dtype: torch.dtype, products: int, *, shared: int) -> LaunchConfig:
-    """For a device with so many bytes of shared memory for a block.
+    """Choose the launch for a device with some bytes of shared memory for a block.
 
     Rows: a tensor core takes 16. A tile of a matrix from the cache serves 8 rows: with so many, the
     products take about as long as the reading. Warps: of a matrix in registers, each has 32
@@ -85,7 +85,8 @@ def launch_config(n: int, dtype: torch.dtype, products: int, *, shared: int) -> 
 
 
 class Forward(NamedTuple):
-    """Advance h, (B, n), in place by M inner steps, K in each time step.
+    """Arguments of a kernel that advances h, (B, n), in place by M inner steps, K in each time
+    step.
 
     kind: 0 for a leaky recurrence, else gated, of so many products. u: drives, (T, B, n), and
     V: matrices, (n, n), of each product. w: two scalars of each inner step, (M,). bias: (2, n), or
@@ -109,7 +110,7 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """Carry g, the gradient of the last state, in place to the first.
+    """Arguments of a kernel that carries g, the gradient of the last state, in place to the first.
 
     G: (T, B, n), gradients after each time step, or empty. S, kept: of the forward pass with
     every = 1. D: (M, B, n) of each product receives the gradient of it, and of its drive.
@@ -138,7 +139,7 @@ def forward(given: Forward) -> None:
 
 
 def backward(given: Backward) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the scalars, (2, M), and of the biases, (2, n), where there is a gate."""
+    """Return gradients of the scalars, (2, M), and of the biases, (2, n), where there is a gate."""
     kind, activation, G, V, w, K, g, S, kept, D = given
     config, M, (B, n) = _config(g, len(V)), len(w[0]), g.shape
     matrices = [in_vectors(v.t()) if config.tile == 0 else v.contiguous() for v in V]
@@ -151,7 +152,7 @@ def backward(given: Backward) -> tuple[Tensor, Tensor | None]:
 
 
 def _two(tensors: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The first and the last, which is the first again where there is one."""
+    """Return the first and the last, which is the first again where there is one."""
     return tensors[0], tensors[-1]
 
 
@@ -245,7 +246,7 @@ def _backward(  # type: ignore[no-untyped-def]
     KIND: tl.constexpr, ACTIVATION: tl.constexpr, HAS_G: tl.constexpr, PARTS: tl.constexpr,
     SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """`dw` (2, M, B, PARTS) receives sums over parts of the units, `dbias` (2, B, n) over time."""
+    """Write to `dw` (2, M, B, PARTS) sums over parts of units, to `dbias` (2, B, n) over time."""
     row, at, inside, step = block_of_rows(B, n, SIZE, ROWS)
     kind = g.dtype.element_ty
     weights0, y = _weights(V0, n, SIZE, TILE, LANES), load_block(g, at, inside)
@@ -318,7 +319,7 @@ def _backward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _step(y, x0, x1, a, b, inside, KIND: tl.constexpr, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The new state, the gate and the candidate, from products with drives and biases.
+    """Compute the new state, the gate and the candidate, from products with drives and biases.
 
     Zero in the padding: the candidate would grow where |a| > 1, and infinity times 0 is NaN.
     """
@@ -334,7 +335,7 @@ def _step(y, x0, x1, a, b, inside, KIND: tl.constexpr, ACTIVATION: tl.constexpr)
 
 @triton.jit
 def _pullback(y, s, z, c, a, b, KIND: tl.constexpr, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """From the gradient y of the new state: that of s, of gate and candidate, and of a and b."""
+    """Carry back the gradient y of the new state: to s, gate and candidate, a and b."""
     slope = activation_slope(c, ACTIVATION)
     if KIND == 0:
         before, d0, da = a * y, b * y * slope, y * s
@@ -349,7 +350,7 @@ def _pullback(y, s, z, c, a, b, KIND: tl.constexpr, ACTIVATION: tl.constexpr):  
 def _weights(  # type: ignore[no-untyped-def]
     A, n: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr
 ):
-    """All of A in registers or shared memory; unused where A is read by tiles."""
+    """Load all of A to registers or shared memory; unused where A is read by tiles."""
     if TILE == 0:
         weights = weights_in_registers(A, n, SIZE, LANES)
     else:
@@ -361,7 +362,7 @@ def _weights(  # type: ignore[no-untyped-def]
 def _add_product(  # type: ignore[no-untyped-def]
     z, y, weights, A, scratch, at, inside, row, B, n: tl.constexpr, TILE: tl.constexpr
 ):
-    """z + y A, from all of A in `weights`, or by tiles of A and of y by way of `scratch`."""
+    """Compute z + y A, from all of A in `weights`, or by tiles of A and y by way of `scratch`."""
     SIZE: tl.constexpr = y.shape[1]
     if TILE == 0:
         z += product_in_registers(y, weights, n)

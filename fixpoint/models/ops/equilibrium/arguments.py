@@ -32,7 +32,7 @@ class Inputs(NamedTuple):
 
 
 class Method(NamedTuple):
-    """How each equilibrium is solved and differentiated.
+    """Solver and backward of each equilibrium.
 
     start: time index of the first one.
     """
@@ -62,7 +62,7 @@ class Iteration(NamedTuple):
 
 
 class Report(NamedTuple):
-    """How each solve ended, (T, B) each; see `Solution`.
+    """Endings of the solves, (T, B) each; see `Solution`.
 
     result: a kernel may add `STALL` times the `Stall` of a sample.
     """
@@ -93,7 +93,7 @@ def ending(report: Report) -> Ending:
 
 
 class ForwardArguments(NamedTuple):
-    """Solve all time steps.
+    """Arguments of a kernel that solves all time steps.
 
     S: (T + 1, B, n); S[0] is h_0, S[t + 1] receives h of time step t.
     C: (T, B, n) receives sigma(.) at h, or (0, B, n) to keep nothing.
@@ -112,7 +112,7 @@ class ForwardArguments(NamedTuple):
 
 
 class BackwardArguments(NamedTuple):
-    """Carry g, the gradient of the last state, in place to the first.
+    """Arguments of a kernel that carries g, the gradient of the last state, in place to the first.
 
     At each step u = J^T u + g, J = diag(sigma') U, then the gradient of h_{t-1} is V^T d with
     d = sigma' u. A state whose solve failed has no gradient.
@@ -137,7 +137,7 @@ class BackwardArguments(NamedTuple):
 
 
 class FixedStepsArguments(NamedTuple):
-    """Make all updates of all time steps; S as in `ForwardArguments`, steps as in `Iteration`."""
+    """Arguments of a kernel of fixed updates; S as in `ForwardArguments`, steps of `Iteration`."""
 
     x: Tensor
     W: Tensor
@@ -150,7 +150,7 @@ class FixedStepsArguments(NamedTuple):
 
 
 class UnrolledArguments(NamedTuple):
-    """Carry g, the gradient of the last state, in place to the first, through the updates.
+    """Arguments of a kernel that carries g, the gradient of the last state, through the updates.
 
     G: (T, B, n), gradients of the states.
     S: (T + 1, B, n) of the forward pass.

@@ -33,7 +33,7 @@ from fixpoint.solvers import Solver
 
 
 def equilibrium_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Ending]:
-    """h_1 .. h_T, (T, B, n), and how each was solved.
+    """Return h_1 .. h_T, (T, B, n), and how each was solved.
 
     The same as `equilibrium_reference`, by one kernel for all time steps and one for the adjoints
     of all of them, in which each sample stops at its own tolerance. A gradient of a gradient
@@ -54,7 +54,7 @@ def equilibrium_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Ending]:
 
 
 def run_equilibrium_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Ending]:
-    """The same for inputs that are supported."""
+    """Return the same for inputs that are supported."""
     inputs = inputs._replace(x=inputs.x.contiguous())  # once for both passes
     if isinstance(method.backward, Unrolled):
         return unrolled_scan(inputs, method)
@@ -66,7 +66,7 @@ def run_equilibrium_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Ending
 
 
 def unsupported(*, activation: str, **tensors: Tensor | None) -> str | None:
-    """Why the scan cannot take these tensors, or None where it can."""
+    """Return why the scan cannot take these tensors, or None where it can."""
     n = 0 if tensors["V"] is None else len(tensors["V"])
     if n > op.MAX_SIZE:
         return f"it takes at most {op.MAX_SIZE} units, and the state has {n}"
@@ -81,7 +81,7 @@ def unsupported(*, activation: str, **tensors: Tensor | None) -> str | None:
 
 
 def _solve(inputs: Inputs, method: Method, *, keep: bool) -> tuple[Tensor, Tensor, Ending]:
-    """h_0 .. h_T, (T + 1, B, n), sigma(.) at each where kept, (T, B, n), and how each ended."""
+    """Solve: h_0 .. h_T, (T + 1, B, n), sigma(.) at each where kept, (T, B, n), and the endings."""
     x, W, bias, U, V, h0 = inputs
     h, T = op.copy(h0), len(x)
     S = op.states(h, T)
@@ -95,7 +95,7 @@ def _solve(inputs: Inputs, method: Method, *, keep: bool) -> tuple[Tensor, Tenso
 
 
 def _adjoint_solver(method: Method) -> Solver:
-    """See `Implicit`."""
+    """Make the solver of the adjoint; see `Implicit`."""
     solver = method.solver
     assert isinstance(method.backward, Implicit)
     if method.backward.solver is not None:
@@ -104,7 +104,7 @@ def _adjoint_solver(method: Method) -> Solver:
 
 
 class _EquilibriumScan(Function):
-    """Saves each state and sigma(.) there."""
+    """Function of autograd that saves each state and sigma(.) there."""
 
     @staticmethod
     def forward(ctx: Any, method: Method, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -147,7 +147,7 @@ def _gradients(
     method: Method,
     needed: Inputs,
 ) -> Any:
-    """Of all inputs, in chunks of time, so that the products find their factors in the cache."""
+    """Compute the gradients of all inputs in chunks of time, so that the cache holds factors."""
     _, _, _, U, V, _ = inputs
     U, V = None if U is None else U.contiguous(), V.contiguous()
     T, B, n = C.shape

@@ -148,7 +148,7 @@ def _add_differences(start, g, df, dg, scalars, rejected, size, rows, newest, z,
 
 @cached_njit()
 def _multiply(g, dg, gram, right, rows, count, newest):  # type: ignore[no-untyped-def]
-    """The newest row of dG^T dG, and dG^T g, in float64."""
+    """Compute the newest row of dG^T dG, and dG^T g, in float64."""
     widest_vectors()
     for i in rows:
         for c in range(count):
@@ -162,7 +162,7 @@ def _multiply(g, dg, gram, right, rows, count, newest):  # type: ignore[no-untyp
 
 @cached_njit()
 def _reduce_mixing(df, dg, scalars, rejected, gram, right, rows, count, newest):  # type: ignore[no-untyped-def]
-    """Of rejected steps; after two of them in a row forget the differences."""
+    """Reduce the mixing of rejected steps; after two in a row forget the differences."""
     one, zero = scalars.dtype.type(1), scalars.dtype.type(0)
     for i in rows:
         if rejected[i]:
@@ -176,7 +176,7 @@ def _reduce_mixing(df, dg, scalars, rejected, gram, right, rows, count, newest):
 
 @cached_njit()
 def _move(start, g, df, dg, scalars, gamma, rows, count, new, beta):  # type: ignore[no-untyped-def]
-    """z + mixing g - (dZ + mixing dG) gamma with dZ = dF - dG, from its value at mixing = 1."""
+    """Compute z + mixing g - (dZ + mixing dG) gamma, dZ = dF - dG, from its value at mixing = 1."""
     widest_vectors()
     zero, one, n = new.dtype.type(0), new.dtype.type(1), new.shape[1]
     for p in range(rows.size):
@@ -198,7 +198,8 @@ def _move(start, g, df, dg, scalars, gamma, rows, count, new, beta):  # type: ig
 
 @cached_njit()
 def _solve_grams(gram, size, r, small, gamma, inexact, eps, count, newest):  # type: ignore[no-untyped-def]
-    """The weights that minimize |g - dG gamma|, from a Cholesky factor of dG^T dG, of all rows.
+    """Find the weights that minimize |g - dG gamma|, from a Cholesky factor of dG^T dG, of all
+    rows.
 
     In float64 that matrix keeps all digits of float32 differences. For float64 ones it serves
     where each sine, between a difference and the newer ones, is above eps[1]; else `inexact`.
@@ -251,7 +252,7 @@ def _solve_grams(gram, size, r, small, gamma, inexact, eps, count, newest):  # t
 
 @cached_njit()
 def _solve_qr(state, i, count, newest):  # type: ignore[no-untyped-def]
-    """By modified Gram-Schmidt on the scaled columns and g of row i, the newest first.
+    """Solve by modified Gram-Schmidt on the scaled columns and g of row i, the newest first.
 
     A column whose part orthogonal to the newer ones is not longer than `noise` gets weight zero.
     """
@@ -300,7 +301,7 @@ def _solve_qr(state, i, count, newest):  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def dot(a, b):  # type: ignore[no-untyped-def]
-    """In float64."""
+    """Sum products in float64."""
     total = 0.0
     for j in range(a.size):
         total += np.float64(a[j]) * np.float64(b[j])

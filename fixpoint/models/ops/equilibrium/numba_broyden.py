@@ -81,7 +81,7 @@ def broyden_update(state, equation, order, active, k, z, f, new, weight):  # typ
 
 @cached_njit(forceinline=True)
 def begin(state, i, z, f, new):  # type: ignore[no-untyped-def]
-    """The first update is a plain one."""
+    """Begin with a plain update."""
     merit = write_difference(state.g[i], f, z)
     kind = z.dtype.type
     for j in range(z.size):
@@ -131,7 +131,7 @@ def step_row(state, i, k, count, factor, z, f, new):  # type: ignore[no-untyped-
 
 @cached_njit(forceinline=True)
 def write_multiple(out, weight, given):  # type: ignore[no-untyped-def]
-    """out <- weight given; its square."""
+    """Write out <- weight given; returns its square."""
     total = out.dtype.type(0)
     for j in range(out.size):
         d = weight * given[j]
@@ -167,7 +167,7 @@ def add_factor(u, s, square, p, q, full, accepted):  # type: ignore[no-untyped-d
 
 @cached_njit()
 def largest_merit(scalars, k):  # type: ignore[no-untyped-def]
-    """Of the last accepted steps before update k."""
+    """Find the largest merit of the last accepted steps before update k."""
     largest = scalars[3]
     for c in range(1, min(k, WINDOW)):
         largest = max(largest, scalars[3 + c])
@@ -193,7 +193,7 @@ def add_weighted(a, b, weight):  # type: ignore[no-untyped-def]
 
 @cached_njit(forceinline=True)
 def apply(u, s, count, given, out):  # type: ignore[no-untyped-def]
-    """out <- the product of the first factors (I + u s^T) with a vector."""
+    """Write out <- the product of the first factors (I + u s^T) with a vector."""
     for j in range(out.size):
         out[j] = given[j]
     for c in range(count):
@@ -202,7 +202,7 @@ def apply(u, s, count, given, out):  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def factor_weight(square, inner):  # type: ignore[no-untyped-def]
-    """1 / (s . q) with s . s = square and s . q = inner, q damped towards s for a small pivot.
+    """Return 1 / (s . q), s . s = square, s . q = inner, q damped towards s for a small pivot.
 
     The factor is u = weight (s - q) with q as it was given.
     """
@@ -219,7 +219,7 @@ def factor_weight(square, inner):  # type: ignore[no-untyped-def]
 
 @cached_njit(forceinline=True)
 def write_factor(u, s, q):  # type: ignore[no-untyped-def]
-    """u <- (s - q) / (s . q) with q damped towards s where the pivot is small."""
+    """Write u <- (s - q) / (s . q) with q damped towards s where the pivot is small."""
     weight = factor_weight(dot(s, s), dot(s, q))
     for j in range(u.size):
         u[j] = weight * (s[j] - q[j])
@@ -227,7 +227,7 @@ def write_factor(u, s, q):  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def clipped(like, size, square, merit):  # type: ignore[no-untyped-def]
-    """Factor, at most 1, that cuts a direction to |g| / sqrt(eps) and to 4 |s|.
+    """Return the factor, at most 1, that cuts a direction to |g| / sqrt(eps) and to 4 |s|.
 
     size, square, merit: |direction|^2, |s|^2 and |g|^2; like: of their dtype.
     """

@@ -38,7 +38,7 @@ from fixpoint.models.ops.equilibrium.numba_solvers import new_block, new_state, 
 
 
 def forward(arguments: ForwardArguments, counts: Tensor | None = None) -> None:
-    """counts, (T, B), receives how many updates lead to each state."""
+    """Solve all time steps; counts, (T, B), receives how many updates lead to each state."""
     x, W, bias, U, V, S, C, report, activation, iteration = arguments
     tensors = *input_tensors(x, W, bias, U, V), S, C, *report
     counts = report.iterations[:0] if counts is None else counts
@@ -75,7 +75,7 @@ def backward(arguments: BackwardArguments) -> None:
 def input_tensors(
     x: Tensor, W: Tensor, bias: Tensor | None, U: Tensor | None, V: Tensor
 ) -> tuple[Tensor, ...]:
-    """x, W^T, bias, U^T and V^T as the kernels take them: no W where x is W x + bias itself."""
+    """Return x, W^T, bias, U^T and V^T for the kernels: no W where x is W x + bias itself."""
     Wt, n = W.t().contiguous(), len(V)
     if not 0 < 8 * W.numel() <= PRODUCT:  # too wide for blocks of rows
         x, Wt, bias = linear(x, W, bias), Wt[:0], None
@@ -85,7 +85,7 @@ def input_tensors(
 
 
 def iteration_options(iteration: Iteration, like: Tensor) -> tuple[Any, ...]:
-    """Steps and tolerances in the dtype of the state, atol for the 2-norm."""
+    """Return steps and tolerances in the dtype of the state, atol for the 2-norm."""
     steps = iteration.steps.detach().to(like.dtype).contiguous().numpy()
     kind = steps.dtype.type
     return steps, kind(iteration.rtol), kind(iteration.atol * like.shape[1] ** 0.5)
@@ -124,7 +124,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def write_q(q, H, X, Wt, bias, Vt, projection):  # type: ignore[no-untyped-def]
-    """q <- V h + W x + bias of all rows."""
+    """Write q <- V h + W x + bias of all rows."""
     widest_vectors()
     product(H, Vt, q)
     u = X
@@ -182,7 +182,7 @@ def _backward(  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def scale_row(e, unit):  # type: ignore[no-untyped-def]
-    """unit <- e / max |e|; the divisor."""
+    """Write unit <- e / max |e|; returns the divisor."""
     zero = e.dtype.type(0)
     largest = zero
     for j in range(e.size):

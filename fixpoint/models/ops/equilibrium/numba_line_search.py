@@ -30,7 +30,7 @@ def dot(a, b):  # type: ignore[no-untyped-def]
 
 @cached_njit(forceinline=True)
 def write_difference(out, f, z):  # type: ignore[no-untyped-def]
-    """out <- f - z; its square."""
+    """Write out <- f - z; returns its square."""
     total = out.dtype.type(0)
     for j in range(out.size):
         d = f[j] - z[j]

@@ -31,7 +31,7 @@ COLUMNS = 7
 
 @cached_njit()
 def improves(row, k, measured, max_iter):  # type: ignore[no-untyped-def]
-    """Note r after k updates where it is the smallest yet, and nothing else is to be looked at.
+    """Note r after k updates where it is the smallest yet, and nothing else is to be examined.
 
     Whether it is: the common case of `observe`.
     """
@@ -98,7 +98,7 @@ def begin_row(row, z, residual, size):  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def at_floor(row, k, residual, size, eps):  # type: ignore[no-untyped-def]
-    """Whether the residual is rounding noise."""
+    """Tell whether the residual is rounding noise."""
     level = residual / (eps * size) if size > 0 else np.inf
     if level <= 2:
         row[FLOOR] += 1
@@ -107,7 +107,7 @@ def at_floor(row, k, residual, size, eps):  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def end_of_budget(row, k, residual, size, eps, runaway):  # type: ignore[no-untyped-def]
-    """The code of a row that is above its tolerance after all updates."""
+    """Return the code of a row that is above its tolerance after all updates."""
     scale = row[REACH] / MAX_GROWTH
     grown = size > GROWN * scale and residual + 8 * eps * size >= scale - row[START_SIZE]
     if runaway or (grown and k >= MIN_UPDATES):
@@ -119,7 +119,7 @@ def end_of_budget(row, k, residual, size, eps, runaway):  # type: ignore[no-unty
 
 @cached_njit()
 def measure(z, f, active, rtol, atol, out):  # type: ignore[no-untyped-def]
-    """|f - z|, |f| and r = |f - z| / (atol + rtol |f|) of each active place; see `observe`.
+    """Measure |f - z|, |f| and r = |f - z| / (atol + rtol |f|) of each active place; see `observe`.
 
     r is inf where one is not finite. All rows at once: a call a row takes longer than its sums.
     """

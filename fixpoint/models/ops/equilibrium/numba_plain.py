@@ -30,7 +30,7 @@ class PlainRows(NamedTuple):
 
 @cached_njit()
 def plain_update(state, equation, order, active, k, z, f, new, weight):  # type: ignore[no-untyped-def]
-    """z + weight (f - z), exactly f at weight 1; see `torch.lerp`."""
+    """Compute z + weight (f - z), exactly f at weight 1; see `torch.lerp`."""
     widest_vectors()
     x, y, out = as_vector(z[:active]), as_vector(f[:active]), as_vector(new[:active])
     one = z.dtype.type(1)

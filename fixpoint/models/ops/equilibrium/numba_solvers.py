@@ -64,7 +64,7 @@ class Block(NamedTuple):
 
 
 def new_block(rows: int, n: int, dtype: torch.dtype) -> Block:
-    """Arrays aligned as torch does it."""
+    """Return arrays aligned as torch does it."""
     places = -(-rows // TOGETHER) * TOGETHER
     arrays = list(torch.zeros(7, places, n, dtype=dtype).numpy())
     order, codes, iterations = np.zeros((3, places), np.int64)
@@ -74,7 +74,7 @@ def new_block(rows: int, n: int, dtype: torch.dtype) -> Block:
 
 
 def new_state(iteration: Iteration, rows: int, n: int, dtype: torch.dtype) -> Any:
-    """What the solver keeps of each row of a block."""
+    """Return what the solver keeps of each row of a block."""
     if iteration.method == "anderson":
         return numba_anderson.new_rows(rows, n, min(iteration.memory, n), dtype)
     if iteration.method == "broyden":
@@ -103,7 +103,7 @@ def _update_of_state(state, equation, order, active, k, z, f, new, weight):  # t
 
 
 def rules(state):  # type: ignore[no-untyped-def]
-    """Whether the updates are plain, and whether the solver backtracks, and restarts lost rows."""
+    """Tell whether updates are plain, and whether the solver backtracks and restarts lost rows."""
     raise NotImplementedError
 
 
@@ -213,7 +213,7 @@ def solve_block(block, best, final, code, M, steps, state, rtol, atol):  # type:
 
 @cached_njit()
 def evaluate(equation, q, nothing, z, f, scratch, active):  # type: ignore[no-untyped-def]
-    """f <- phi(z) in the active places, and in those up to a multiple of `TOGETHER`."""
+    """Write f <- phi(z) in the active places, and in those up to a multiple of `TOGETHER`."""
     widest_vectors()
     places = min(-(-active // TOGETHER) * TOGETHER, len(z))
     a, out = z[:places], f[:places]
@@ -247,7 +247,7 @@ def leave(block, equation, p, last, z, f):  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def evaluate_best(block, equation, best, final):  # type: ignore[no-untyped-def]
-    """final <- phi(best) of rows that did not converge."""
+    """Write final <- phi(best) of rows that did not converge."""
     rows = len(best)
     for p in range(rows):
         copy_row(block.z[p], best[block.order[p]])

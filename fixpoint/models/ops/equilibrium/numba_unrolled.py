@@ -44,7 +44,7 @@ from fixpoint.models.ops.equilibrium.numba_solvers import (
 
 
 def forward_fixed(arguments: FixedStepsArguments) -> None:
-    """All updates of all rows, nothing measured."""
+    """Make all updates of all rows and measure nothing."""
     x, W, bias, U, V, S, activation, steps = arguments
     arrays = [v.detach().numpy() for v in (*input_tensors(x, W, bias, U, V), S)]
     weights = steps.detach().to(V.dtype).contiguous().numpy()
@@ -59,7 +59,7 @@ def forward_fixed(arguments: FixedStepsArguments) -> None:
 
 
 def backward(arguments: UnrolledArguments) -> tuple[Tensor, Tensor]:
-    """Gradients of U, (n, n), and of the steps."""
+    """Return gradients of U, (n, n), and of the steps."""
     G, x, W, bias, U, V, g, S, counts, warm, D, report, activation, steps, adjoint = arguments
     U_or_none = V.new_zeros(0, len(V)) if U is None else U
     tensors = *input_tensors(x, W, bias, U, V), U_or_none, V, G, g, S, counts, warm, D, *report
@@ -165,7 +165,7 @@ def _backward(  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def add_products(d, z, columns, part, total):  # type: ignore[no-untyped-def]
-    """total <- total + d^T z, in parts that `run` allows: some rows, and some columns of d."""
+    """Write total <- total + d^T z, in parts that `run` allows: some rows and columns of d."""
     widest_vectors()
     (rows, width), n = columns.shape, len(total)
     for lo in range(0, len(d), rows):
@@ -183,7 +183,7 @@ def add_products(d, z, columns, part, total):  # type: ignore[no-untyped-def]
 
 @cached_njit()
 def sort_rows(counts, order, heights):  # type: ignore[no-untyped-def]
-    """Rows with the most updates first; heights[k] receives how many make update k.
+    """Sort rows, most updates first; heights[k] receives how many make update k.
 
     The most updates of a row.
     """
@@ -254,7 +254,7 @@ def add_warm_rows(  # type: ignore[no-untyped-def]
     block, state, code, Ut, U, g, H, q, warm, steps, rtol, atol, stack, D, iterations, residual,
     result,
 ):  # fmt: skip
-    """The implicit gradient of rows that made no update: d in D, and (h, d) in the stack."""
+    """Add the implicit gradient of rows that made no update: d in D, and (h, d) in the stack."""
     zero, one, m = H.dtype.type(0), H.dtype.type(1), len(H)
     for i in range(m):
         copy_row(block.z[i], H[i])

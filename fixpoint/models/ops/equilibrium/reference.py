@@ -31,7 +31,7 @@ class GivenSteps(IterativeSolver):
 
 
 def equilibrium_reference(inputs: Inputs, method: Method, *, steps: Tensor | None = None) -> Tensor:
-    """h_1 .. h_T, (T, B, n), with `steps` in place of those of the solver where given."""
+    """Return h_1 .. h_T, (T, B, n), with `steps` in place of those of the solver where given."""
     x, W, bias, U, V, h = inputs
     activation = ACTIVATIONS[method.activation]
     solver, backward = method.solver.absolute(), method.backward

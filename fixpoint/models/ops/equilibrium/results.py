@@ -22,7 +22,7 @@ def new_report(T: int, h: Tensor) -> Report:
 
 
 def as_solution(z: Tensor, end: Ending, *, linearizations: int = 0) -> Solution:
-    """All time steps as one `Solution`, its per-sample tensors (T, B).
+    """Return all time steps as one `Solution`, its per-sample tensors (T, B).
 
     linearizations: calls of phi that a loop over whole batches makes for J in each update.
     """

@@ -20,7 +20,9 @@ METHODS = {
 
 
 def unsupported_method(solver: Solver, backward: object, device: torch.device) -> str | None:
-    """Why the scan cannot take this solver and backward on this device, or None where it can."""
+    """Return why the scan cannot take this solver and backward on this device, or None where it
+    can.
+    """
     if device.type != "cuda" and not op.has_numba():
         return "it needs numba, which is not installed"
     if device.type == "cuda" and (reason := _why_not_on_cuda(solver, backward)):
@@ -83,7 +85,7 @@ def _unsupported_option(solver: Solver) -> str | None:
 
 
 def steps_of(solver: Solver, start: int, T: int, device: torch.device | None = None) -> Tensor:
-    """Weight of phi(z) in each update, or beta of Anderson mixing, (T or 1, max_iter).
+    """Return the weight of phi(z) in each update, or beta of Anderson mixing, (T or 1, max_iter).
 
     Of T time steps from the index `start` on.
     """
@@ -95,7 +97,7 @@ def steps_of(solver: Solver, start: int, T: int, device: torch.device | None = N
 
 
 def iteration_of(solver: Solver, start: int, T: int, like: Tensor) -> Iteration:
-    """How a kernel solves T time steps from `start` on, of states like one, (B, n)."""
+    """Return how a kernel solves T time steps from `start` on, of states like one, (B, n)."""
     method, memory, growth, n = METHODS[type(solver)], 0, 0.0, like.shape[1]
     if isinstance(solver, Anderson):
         memory = min(solver.memory, n)

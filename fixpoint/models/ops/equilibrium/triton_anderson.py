@@ -18,7 +18,7 @@ EPS = tl.constexpr(2.0**-23)  # of float32
 
 @triton.jit
 def anderson_begin(z, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What is kept of each row before its first step.
+    """Return the state of each row before its first step.
 
     start, g: phi and the residual where the next step starts, (ROWS, SIZE). df, dg: differences,
     (ROWS, SLOTS, SIZE); gram: dG^T dG, (ROWS, SLOTS, SLOTS). merit, mixing, rejected: |g|^2, the
@@ -49,7 +49,7 @@ def anderson_restart(state, again, z, f):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def anderson_update(z, f, state, k, beta, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The next iterates from f = phi(z) at update k, and the new state."""
+    """Return the next iterates from f = phi(z) at update k, and the new state."""
     start, g, df, dg, gram, merit, mixing, rejected = state
     SLOTS: tl.constexpr = df.shape[1]
     slots = tl.arange(0, SLOTS)
@@ -92,13 +92,13 @@ def anderson_update(z, f, state, k, beta, MEMORY: tl.constexpr):  # type: ignore
 
 @triton.jit
 def _products(y, dg):  # type: ignore[no-untyped-def]
-    """dG^T y in float64, (ROWS, SLOTS)."""
+    """Compute dG^T y in float64, (ROWS, SLOTS)."""
     return tl.sum(y.to(tl.float64)[:, None, :] * dg.to(tl.float64), 2)
 
 
 @triton.jit
 def _weights(gram, b, noise, newest, count, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """gamma that minimizes |g - dG gamma|, (ROWS, SLOTS), from dG^T dG and b = dG^T g.
+    """Find the gamma that minimizes |g - dG gamma|, (ROWS, SLOTS), from dG^T dG and b = dG^T g.
 
     A difference whose part orthogonal to the newer ones is not longer than `noise` gets weight 0;
     so do all where a weight is not finite.

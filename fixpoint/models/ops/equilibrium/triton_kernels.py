@@ -44,7 +44,7 @@ LANES = tl.constexpr(8)  # threads that share an output, so that a thread has 64
 
 
 class LaunchConfig(NamedTuple):
-    """How a kernel is launched: n padded, rows of a program, warps."""
+    """Sizes of a launch: n padded, rows of a program, warps."""
 
     size: int
     rows: int
@@ -57,7 +57,7 @@ class LaunchConfig(NamedTuple):
 
 
 def launch_config(n: int, B: int, memory: int, *, processors: int) -> LaunchConfig:
-    """For a device with so many multiprocessors.
+    """Choose the launch for a device with some number of multiprocessors.
 
     A row waits for the slowest row of its program. With Anderson mixing, whose differences take
     registers, V is read again at each time step.

@@ -29,7 +29,7 @@ TINY, TINY_64 = tl.constexpr(2.0**-126), tl.constexpr(2.0**-1022)
 
 @triton.jit
 def begin(z):  # type: ignore[no-untyped-def]
-    """What is known of each row before the first residual.
+    """Return the record of each row before the first residual.
 
     The smallest residual, its update, the size of the start, the reach, checks at the rounding
     floor, and the last restart.
@@ -45,10 +45,10 @@ def begin(z):  # type: ignore[no-untyped-def]
 def observe(  # type: ignore[no-untyped-def]
     history, running, k, z, f, change, square, rtol, atol, max_iter, RESTARTS: tl.constexpr
 ):
-    """History and status of each running row, from f = phi(z), |f - z|^2 and |f|^2 at update k.
+    """Update history and status of running rows, from f = phi(z), |f - z|^2 and |f|^2 at update k.
 
     Nearly always the residual is the smallest yet, and above rounding, and nothing else is to be
-    looked at.
+    examined.
     """
     best_r, best_k, start, reach, floor, restarted = history
     residual, size = tl.sqrt(change), tl.sqrt(square)
@@ -121,13 +121,13 @@ def _look(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def squares(z, f):  # type: ignore[no-untyped-def]
-    """|f - z|^2 and |f|^2 of each row."""
+    """Compute |f - z|^2 and |f|^2 of each row."""
     return tl.reduce(((f - z) * (f - z), f * f), 1, add_both)
 
 
 @triton.jit
 def _measure(z, f, change, square, rtol, atol):  # type: ignore[no-untyped-def]
-    """|f - z|, |f| and |f - z| / (atol + rtol |f|), inf if not finite, of each row in float64."""
+    """Measure |f - z|, |f|, |f - z| / (atol + rtol |f|), inf if not finite, of rows in float64."""
     residual, size = tl.sqrt_rn(change), tl.sqrt_rn(square)
     scale = size * rtol + atol
     safe = (scale * scale >= SAFE) & (change + square < float("inf"))

@@ -31,7 +31,7 @@ def solve_block(  # type: ignore[no-untyped-def]
     z, M, slope, q, exists, inside, steps, max_iter, rtol, atol, n: tl.constexpr,
     ACTIVATION: tl.constexpr, AFFINE: tl.constexpr, MEMORY: tl.constexpr,
 ):  # fmt: skip
-    """The solution, phi there, and iterations, scaled residual and result of each row.
+    """Solve: z, phi(z), and iterations, scaled residual and result of each row.
 
     z: start, (ROWS, SIZE); M: see `weights_in_registers`, None for the identity; slope, q:
     (ROWS, SIZE); exists: (ROWS,), and inside, (ROWS, SIZE), say what is not padding. steps:
@@ -87,7 +87,7 @@ def solve_block(  # type: ignore[no-untyped-def]
 def evaluate(  # type: ignore[no-untyped-def]
     z, M, slope, q, inside, n: tl.constexpr, ACTIVATION: tl.constexpr, AFFINE: tl.constexpr
 ):
-    """sigma(z M + q), or (z * slope) M + q."""
+    """Compute sigma(z M + q), or (z * slope) M + q."""
     f = z * slope if AFFINE else z
     if M is not None:
         f = product_in_registers(f, M, n)
@@ -99,5 +99,5 @@ def evaluate(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def lerp(z, f, weight):  # type: ignore[no-untyped-def]
-    """z + weight (f - z), exactly f at weight 1; see `torch.lerp`."""
+    """Compute z + weight (f - z), exactly f at weight 1; see `torch.lerp`."""
     return tl.where(weight < 0.5, z + weight * (f - z), f - (f - z) * (1 - weight))

@@ -34,7 +34,7 @@ from fixpoint.solvers import Anderson, Solver
 
 
 def unrolled_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Ending]:
-    """The states of `equilibrium_scan` with the gradient of their updates."""
+    """Return the states of `equilibrium_scan` with the gradient of their updates."""
     T = len(inputs.x)
     steps = steps_of(method.solver, method.start, T)
     tensors = [steps, *(v for v in inputs if v is not None)]
@@ -47,7 +47,9 @@ def unrolled_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Ending]:
 
 
 def _run(inputs: Inputs, method: Method, steps: Tensor) -> tuple[Tensor, Tensor, Ending]:
-    """h_0 .. h_T, (T + 1, B, n), how many updates lead to each state, (T, B), and the ending."""
+    """Return h_0 .. h_T, (T + 1, B, n), how many updates lead to each state, (T, B), and the
+    ending.
+    """
     x, W, bias, U, V, h0 = inputs
     h, T = op.copy(h0), len(x)
     S, activation = op.states(h, T), method.activation
@@ -68,7 +70,7 @@ def _run(inputs: Inputs, method: Method, steps: Tensor) -> tuple[Tensor, Tensor,
 
 
 class _UnrolledScan(Function):
-    """Saves each state and how many updates led to it."""
+    """Function of autograd that saves each state and how many updates led to it."""
 
     @staticmethod
     def forward(
@@ -118,7 +120,7 @@ def _gradients(
     method: Method,
     needed: Inputs,
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Of the steps and of all inputs, in chunks of time."""
+    """Compute the gradients of the steps and of all inputs, in chunks of time."""
     x, W, bias, U, V, _ = inputs
     V = V.contiguous()
     U = None if U is None else U.contiguous()
@@ -150,6 +152,6 @@ def _gradients(
 
 
 def _adjoint_solver(solver: Solver, dtype: torch.dtype) -> Solver:
-    """Of states that made no update; see `Unrolled`."""
+    """Make the adjoint solver of states that made no update; see `Unrolled`."""
     rtol = solver.rtol or solver.atol or 100 * torch.finfo(dtype).eps
     return Anderson(max_iter=100, rtol=rtol, atol=0.0)

@@ -22,7 +22,7 @@ class WeightGradients:
         self.dU, self.dbias = torch.zeros_like(self.dV), inputs.V.new_zeros(len(inputs.V))
 
     def add(self, at: slice, D: Tensor) -> None:
-        """Those of a chunk of time, with the gradient D of each time step in it."""
+        """Add the gradients of a chunk of time, with the gradient D of each time step in it."""
         rows, inside = D.flatten(0, 1), self.x[at].flatten(0, 1)
         self.dV.addmm_(rows.t(), self.S[at].flatten(0, 1))
         self.dWt.addmm_(inside.t(), rows)
@@ -31,5 +31,5 @@ class WeightGradients:
             torch.mm(rows, self.W, out=self.dx[at].view(inside.shape))
 
     def of_inputs(self, dh0: Tensor) -> tuple[Tensor | None, ...]:
-        """In the order of `Inputs`."""
+        """Return the gradients in the order of `Inputs`."""
         return self.dx, self.dWt.t(), self.dbias, self.dU, self.dV, dh0

@@ -30,14 +30,14 @@ class Problem(NamedTuple):
     start: tuple[Tensor, ...]
 
     def drives(self) -> list[Tensor]:
-        """u_g, (T, B, n) each."""
+        """Return u_g, (T, B, n) each."""
         if self.W is None:
             return list(self.x.unflatten(2, (len(self.V), -1)).unbind(2))
         return [torch.nn.functional.linear(self.x, w) for w in self.W.unbind()]
 
 
 class Gradients(NamedTuple):
-    """With respect to the tensors of a `Problem`; w: (count, M). Those not asked for are 0."""
+    """Gradients of the tensors of a `Problem`; w: (count, M). Those not asked for are 0."""
 
     x: Tensor
     W: Tensor | None
@@ -48,7 +48,7 @@ class Gradients(NamedTuple):
 
 
 class ForwardArguments(NamedTuple):
-    """Advance the states y in place by M inner steps.
+    """Arguments of a kernel that advances the states y in place by M inner steps.
 
     step: see `Step`. y: (B, n) each.
     S: of each state (M // every + 1, B, n); S[0] is the one before the first step, S[i] receives
@@ -67,7 +67,8 @@ class ForwardArguments(NamedTuple):
 
 
 class BackwardArguments(NamedTuple):
-    """Carry g, the gradients of the last states, in place to the first.
+    """Arguments of a kernel that carries g, the gradients of the last states, in place to the
+    first.
 
     G: of each state (T, B, n), gradients after each time step, or (0, B, n) for none.
     w, K, V: as in `Problem`. S, kept: of the forward pass with every = 1.

@@ -43,7 +43,7 @@ class Options(NamedTuple):
     others: bool = False
 
     def whole(self, state: int) -> bool:
-        """Whether all of a state are asked for, not the last one alone."""
+        """Tell whether all of a state are asked for, not the last one alone."""
         return self.others if state else not self.last_only
 
 
@@ -69,33 +69,33 @@ class Recurrence(Generic[Inputs]):
     has_triton: ClassVar[bool] = False
 
     def step_of(self, inputs: Inputs) -> Any:
-        """The kind of `Step` of these inputs."""
+        """Return the kind of `Step` of these inputs."""
         return self.step
 
     def problem(self, inputs: Inputs) -> Problem:
-        """The tensors in the form of the kernels."""
+        """Return the tensors in the form of the kernels."""
         raise NotImplementedError
 
     def of_inputs(self, inputs: Inputs, found: Gradients) -> Inputs:
-        """Gradients of the tensors, from those of the problem."""
+        """Return gradients of the tensors, from those of the problem."""
         raise NotImplementedError
 
     def _ready(self, inputs: Inputs, options: Options) -> Any:
         return self.step_of(inputs)(CODES[options.activation])
 
     def reference(self, inputs: Inputs, options: Options) -> list[Tensor]:
-        """The outputs by plain operations."""
+        """Return the outputs by plain operations."""
         step, problem = self._ready(inputs, options), self.problem(inputs)
         return loop(step, problem, last_only=options.last_only, others=options.others)
 
     def infer(self, inputs: Inputs, options: Options) -> tuple[Tensor, ...]:
-        """The outputs alone."""
+        """Return the outputs alone."""
         return self._run(inputs, options, keep=False)[0]
 
     def train(
         self, inputs: Inputs, options: Options
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The outputs and the tensors that `gradients` needs beside the inputs."""
+        """Return the outputs and the tensors that `gradients` needs beside the inputs."""
         return self._run(inputs, options, keep=True)
 
     def _run(
@@ -118,7 +118,7 @@ class Recurrence(Generic[Inputs]):
         return tuple([O[i] if options.whole(i) else y[i] for i in states]), (*S, *kept)
 
     def saved_shapes(self, inputs: Inputs, options: Options) -> list[tuple[int, ...]]:
-        """The shapes of the tensors that `train` returns beside the outputs."""
+        """Return the shapes of the tensors that `train` returns beside the outputs."""
         step, problem = self.step_of(inputs), self.problem(inputs)
         T, K, state = len(problem.x), problem.K, problem.start[0].shape
         every = _inner_steps_between_saved_states(T, K, options)
@@ -133,7 +133,9 @@ class Recurrence(Generic[Inputs]):
         needed: Inputs,
         options: Options,
     ) -> Inputs:
-        """Gradients of all inputs; those not `needed`, a NamedTuple of bool, may be left out."""
+        """Return gradients of all inputs; those not `needed`, a NamedTuple of bool, may be left
+        out.
+        """
         step, problem = self._ready(inputs, options), self.problem(inputs)
         S, kept, K = tuple(saved[: step.states]), tuple(saved[step.states :]), problem.K
         ends = [op.output_gradients(v, not options.whole(i)) for i, v in enumerate(grads)]
@@ -164,7 +166,7 @@ class Recurrence(Generic[Inputs]):
     def _again(
         self, step: Any, problem: Problem, S: tuple[Tensor, ...], at: slice, options: Options
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """All states of some time steps and what is kept in them, from the state before."""
+        """Return all states of some time steps and what is kept in them, from the state before."""
         K, steps = problem.K, at.stop - at.start
         place = at.start // _recomputed_steps(len(problem.x)) if options.last_only else at.start
         y, like = tuple([op.copy(s[place]) for s in S]), S[0][0]
@@ -177,22 +179,22 @@ class Recurrence(Generic[Inputs]):
         return S_at, kept
 
     def reason_against(self, inputs: Any) -> str | None:
-        """Why these tensors of a layer, of fitting shapes, are not supported, or None."""
+        """Return why these tensors of a layer, of fitting shapes, are not supported, or None."""
         return self.why_not_tensors(inputs.x, inputs._asdict())
 
     def why_not_tensors(self, x: Tensor, tensors: dict[str, Tensor | None]) -> str | None:
-        """The same for tensors by name."""
+        """Return the same for tensors by name."""
         if x.is_cpu and not op.needs_a_closer_look(x.dtype, tensors.values()):
             return None
         return self.unsupported(**(tensors | {"x": x}), activation="identity")
 
     def unsupported(self, *, activation: str, **tensors: Tensor | None) -> str | None:
-        """Why the fused operation cannot take these arguments, or None where it can."""
+        """Return why the fused operation cannot take these arguments, or None where it can."""
         kernel = self.name if self.has_triton else None
         return op.unsupported_reason(tensors, activation, kernel=kernel)
 
     def __call__(self, inputs: Any, options: Options) -> tuple[Tensor, ...]:
-        """The outputs, differentiable.
+        """Return the outputs, differentiable.
 
         Raises:
             ValueError: `unsupported` gives a reason.
@@ -203,7 +205,7 @@ class Recurrence(Generic[Inputs]):
         return self.run(inputs, options)
 
     def run(self, inputs: Any, options: Options) -> tuple[Tensor, ...]:
-        """The same for inputs that are supported."""
+        """Return the same for inputs that are supported."""
         # once for both passes
         inputs = self.inputs._make([v if v is None else v.contiguous() for v in inputs])
         differentiable = torch.is_grad_enabled() and any(
@@ -218,7 +220,7 @@ class Recurrence(Generic[Inputs]):
     def _registered(
         self, inputs: Any, options: Options, differentiable: bool
     ) -> tuple[Tensor, ...]:
-        """The same by the operations of `registered`, which tracers and modes can see."""
+        """Return the same by the operations of `registered`, which tracers and modes can see."""
         if not torch.compiler.is_compiling():
             count_flops(self)
         states = sum([name.endswith("0") for name in inputs._fields])
@@ -259,7 +261,7 @@ class _Scan(Function):
 def differentiable(
     recurrence: Recurrence[Any], inputs: Any, grads: Sequence[Tensor], options: Options
 ) -> list[Tensor | None]:
-    """Gradients that may be differentiated again, through the reference."""
+    """Return gradients that may be differentiated again, through the reference."""
     return differentiable_gradients(
         lambda *tensors: recurrence.reference(recurrence.inputs._make(tensors), options),
         inputs,

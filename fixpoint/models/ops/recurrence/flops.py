@@ -28,7 +28,9 @@ def _formulas(recurrence: Any) -> dict[Any, Any]:
     matrix = "A" if "A" in fields else "V"
 
     def products(shapes: Any) -> int:
-        """One pass: those with the state in each inner step and those with x in each time step."""
+        """Return one pass: those with the state in each inner step and those with x in each time
+        step.
+        """
         given = dict(zip(fields, shapes, strict=False))
         (T, B, d), inner = given["x"], given["a"][1] if "a" in fields else 1
         rows, n = given[matrix]

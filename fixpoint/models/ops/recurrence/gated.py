@@ -99,7 +99,7 @@ def gated_scan(
     bias: Tensor | None = None,
     last_only: bool = False,
 ) -> Tensor:
-    r"""States of h <- z h + (p (1 - z) + q) c with a gate z and a candidate c.
+    r"""Return states of h <- z h + (p (1 - z) + q) c with a gate z and a candidate c.
 
     With V (n, n), as in FastGRNN (p = sigmoid(zeta), q = sigmoid(nu)), both share one product:
 
@@ -165,7 +165,7 @@ def gated_scan_reference(
     bias: Tensor | None = None,
     last_only: bool = False,
 ) -> Tensor:
-    """The same as `gated_scan`, as a loop of plain operations: the reference.
+    """Return the same as `gated_scan`, as a loop of plain operations: the reference.
 
     Example:
         >>> import torch
@@ -187,7 +187,7 @@ def checked(
     h0: Tensor,
     activation: str,
 ) -> Inputs:
-    """All tensors, after a check."""
+    """Return all tensors, after a check."""
     if activation not in ACTIVATIONS:
         raise ValueError(unknown_name("activation", activation, ACTIVATIONS))
     if x.dim() != 3 or h0.dim() != 2:

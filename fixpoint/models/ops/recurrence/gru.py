@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
 
 
 class GRURecurrence(Recurrence[Inputs]):
-    """With the weights of torch.nn.GRU."""
+    """Recurrence of a GRU, with the weights of torch.nn.GRU."""
 
     name, reference_name, inputs, step = "gru", "the reference", Inputs, GRUStep
 

@@ -22,7 +22,9 @@ class InputGradients:
         self.V, self.bias = torch.zeros_like(problem.V), h.new_zeros(len(problem.bias), n)
 
     def add(self, at: slice, D: tuple[Tensor, ...], S: Tensor, bias: Tensor) -> None:
-        """Those of some time steps, from the gradients D of the pullback and the states S."""
+        """Add the gradients of some time steps, from the gradients D of the pullback and the states
+        S.
+        """
         K, n = self.problem.K, S.shape[-1]
         self.bias += bias
         before = S[:-1].view(-1, n)
@@ -42,7 +44,7 @@ class InputGradients:
                 torch.addmm(out, d.view(-1, n), W, beta=min(k, 1), out=out)
 
     def all(self, w: Tensor, start: tuple[Tensor, ...]) -> Gradients:
-        """All gradients, with those of the scalars and of the first states."""
+        """Return all gradients, with those of the scalars and of the first states."""
         x = self.problem.x[:0] if self.x is None else self.x
         W = None if self.Wt is None else self.Wt.mT.contiguous()
         return Gradients(x, W, self.bias, self.V, w, start)

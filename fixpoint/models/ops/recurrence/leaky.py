@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
 
 
 class LeakyRecurrence(Recurrence[Inputs]):
-    """With recompute the backward pass goes through about sqrt(T) steps at a time."""
+    """Leaky recurrence; with recompute its backward pass takes about sqrt(T) steps at a time."""
 
     name, reference_name, inputs, has_triton = "leaky", "scan_reference", Inputs, True
     step = LeakyStep
@@ -81,7 +81,7 @@ def fused_scan(
     last_only: bool = False,
     recompute: bool = False,
 ) -> Tensor:
-    """States of h <- a_tk h + b_tk sigma(A h + u_t), K inner steps k in each time step t.
+    """Return states of h <- a_tk h + b_tk sigma(A h + u_t), K inner steps k in each time step t.
 
     ERNN is a = 1 - eta, b = eta; FastRNN a = sigmoid(beta), b = sigmoid(alpha); torch.nn.RNN a = 0,
     b = 1. Equal to `scan_reference`, gradients included, to rounding; several times faster with
@@ -132,7 +132,7 @@ def scan_reference(
     bias: Tensor | None = None,
     last_only: bool = False,
 ) -> Tensor:
-    """The same as `fused_scan`, as a loop of plain operations: the reference."""
+    """Return the same as `fused_scan`, as a loop of plain operations: the reference."""
     inputs = checked(x, W, bias, A, a, b, h0, activation)
     return LEAKY.reference(inputs, Options(activation, last_only))[0]
 
@@ -147,7 +147,7 @@ def checked(
     h0: Tensor,
     activation: str,
 ) -> Inputs:
-    """All tensors, after a check."""
+    """Return all tensors, after a check."""
     if activation not in ACTIVATIONS:
         raise ValueError(unknown_name("activation", activation, ACTIVATIONS))
     if x.dim() != 3 or h0.dim() != 2:

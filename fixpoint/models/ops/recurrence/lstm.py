@@ -51,7 +51,7 @@ class Inputs(NamedTuple):
 
 
 class LSTMRecurrence(Recurrence[Inputs]):
-    """With the weights of torch.nn.LSTM."""
+    """Recurrence of an LSTM, with the weights of torch.nn.LSTM."""
 
     name, reference_name, inputs, step = "lstm", "the reference", Inputs, LSTMStep
 

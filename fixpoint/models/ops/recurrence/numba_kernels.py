@@ -73,12 +73,12 @@ def _arrays(tensors: Any) -> tuple[Any, ...]:
 
 
 def _views(tensors: Any) -> tuple[Any, ...]:
-    """Of contiguous tensors that a kernel writes to."""
+    """View contiguous tensors that a kernel writes to as arrays."""
     return tuple([v.detach().numpy() for v in tensors])
 
 
 def _inputs(problem: Problem) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """For each product x and W^T, or u and no W where W is too wide for blocks of rows."""
+    """Return for each product x and W^T, or u and no W where W is too wide for blocks of rows."""
     x, W, V = problem.x, problem.W, problem.V
     if W is not None and 0 < 8 * W[0].numel() <= PRODUCT:
         return _arrays([x]) * len(V), _arrays(W.mT.contiguous().unbind())
@@ -87,7 +87,7 @@ def _inputs(problem: Problem) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 @functools.cache
 def _compiled(kind: Any) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The kernels for a kind of step, cached until its file or one of this package changes."""
+    """Return kernels for a kind of step, cached until its file or one of this package changes."""
     own = Path(inspect.getfile(kind))
     inside = any(folder in own.parents for folder in SOURCES)
     compiled = cached_njit(SOURCES if inside else (*SOURCES, own), nogil=True, allocates=True)
@@ -120,14 +120,14 @@ def _pullback_of_kind(kind, g, h, kept, w):  # type: ignore[no-untyped-def]
 
 @overload(_places, jit_options=INLINED)
 def _places_of_kind(kind):  # type: ignore[no-untyped-def]
-    """Of the gradient of each product among the d of a pullback."""
+    """Find the place of each product's gradient among the d of a pullback."""
     places = kind.instance_class.products
     return lambda kind: places
 
 
 @njit(**FAST)
 def _advance(kind, y, p, u, b, w, s, o, kept):  # type: ignore[no-untyped-def]
-    """One step of a block, its vectors taken apart entry by entry."""
+    """Advance a block by one step, its vectors taken apart entry by entry."""
     widest_vectors()
     no_alias()
     for j in range(y[0].size):
@@ -142,7 +142,7 @@ def _advance(kind, y, p, u, b, w, s, o, kept):  # type: ignore[no-untyped-def]
 
 @njit(**FAST)
 def _retreat(kind, y, p, e, h, kept, w, d, total):  # type: ignore[no-untyped-def]
-    """The pullback of a block: y <- gradients of the states before; those of the scalars."""
+    """Pull back a block: y <- gradients of the states before; returns those of the scalars."""
     widest_vectors()
     no_alias()
     sums = zeros_of(w)

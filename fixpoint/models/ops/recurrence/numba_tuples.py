@@ -17,7 +17,7 @@ from fixpoint.models.ops.common.pointwise import zero_like
 
 
 def _unrolled(parameters: str, entry: str, body: str = "return ({entries},)") -> Any:
-    """A function for kernels, from one entry of it, of number i of the first parameter.
+    """Return a function for kernels, from one entry of it, of number i of the first parameter.
 
     body: of the function from the `entries` between commas, or from the lines of `statements`.
     """
@@ -63,7 +63,7 @@ drives_at = _unrolled(
 
 
 def add_gradients(y, p, e):  # type: ignore[no-untyped-def]
-    """y + e, and to the first entry all of p."""
+    """Add e to y, and to the first entry all of p."""
     raise NotImplementedError
 
 

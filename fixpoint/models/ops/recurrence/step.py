@@ -31,14 +31,15 @@ class Step(Protocol):
     drives: tuple[int, ...]
 
     def step(self, h: Any, p: Any, u: Any, b: Any, w: Any) -> tuple[Any, Any]:
-        """The new states and what is kept, from states h, products p, drives u, biases b and
+        """Return the new states and what is kept, from states h, products p, drives u, biases b and
         scalars w."""
 
     def pullback(self, g: Any, h: Any, kept: Any, w: Any) -> tuple[Any, Any, Any, Any]:
-        """From gradients g of the new states: those of h beside its products, d of products and
+        """Carry back gradients g of the new states: those of h beside its products, d of products
+        and
         drives, those of the biases, and those of the scalars."""
 
 
 def gradients_of(step: type) -> int:
-    """How many gradients d the pullback gives."""
+    """Count how many gradients d the pullback gives."""
     return 1 + max(*step.products, *step.drives)  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from fixpoint.models.ops.recurrence.arguments import BackwardArguments, ForwardA
 
 
 def loop(step: Any, problem: Problem, *, last_only: bool, others: bool = False) -> list[Tensor]:
-    """The states by differentiable operations: all of them, (T, B, n), or the last, (B, n)."""
+    """Return states by differentiable operations: all of them, (T, B, n), or the last, (B, n)."""
     K, V, b, y = problem.K, problem.V, problem.bias.unbind(), problem.start
     drives, states = [u.unbind() for u in problem.drives()], []
     for m, w in enumerate(_scalars(problem.w, len(problem.x) * K)):

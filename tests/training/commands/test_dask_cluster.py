@@ -11,12 +11,10 @@ from typer.testing import CliRunner
 
 from fixpoint.cli.app import app
 from fixpoint.training import Recipe
-from fixpoint.training.commands.cluster import run_on_cluster
-from fixpoint.training.commands.cluster_worker import train_where_shared
+from fixpoint.training.commands.executors import make_executor
 from fixpoint.training.commands.single_run import train_recipe
-from fixpoint.training.commands.workers import Started
+from fixpoint.training.commands.workers import Started, run_all
 from fixpoint.training.engine.fit import Epoch
-from fixpoint.training.engine.model_factory import resolved
 
 distributed = pytest.importorskip("distributed")
 
@@ -28,7 +26,7 @@ RUNS = [
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Address of a scheduler, and the process of each of its two workers by address."""
+    """Address of a scheduler, and its two workers by the number of their process."""
     folder = tmp_path_factory.mktemp("cluster")
     environment = os.environ | {"FIXPOINT_DATA": str(folder), "OMP_NUM_THREADS": "1"}
 
@@ -49,13 +47,19 @@ def cluster(tmp_path_factory):
         address = found("scheduler", r"Scheduler at: +(tcp://\S+)")
         one = ("worker", address, "--no-nanny", "--nthreads", "1", *local)
         processes += [start(name, *one) for name in ("a", "b")]
-        places = [found(name, r"Start worker at: +(tcp://\S+)") for name in ("a", "b")]
-        yield address, dict(zip(places, processes[1:], strict=True))
+        for name in ("a", "b"):
+            found(name, r"Start worker at: +(tcp://\S+)")
+        yield address, {process.pid: process for process in processes[1:]}
     finally:
         for process in processes:
             process.kill()
         for process in processes:
             process.wait()
+
+
+def run_on_cluster(runs, address, out):
+    with make_executor(runs, 1, address, out) as executor:
+        yield from run_all(runs, executor, out)
 
 
 @pytest.mark.slow
@@ -65,7 +69,7 @@ def test_another_worker_continues_the_run_of_one_that_was_killed(cluster, tmp_pa
     (tmp_path / "out").mkdir()
     for run, event in run_on_cluster(RUNS, address, tmp_path / "out"):
         if isinstance(event, Started):
-            where[run] = event.where.split()[-1]
+            where[run] = int(event.where.split()[-1])
             if run == killed:
                 before, epochs[run] = epochs[run], []
         elif isinstance(event, Epoch):
@@ -93,19 +97,19 @@ def test_another_worker_continues_the_run_of_one_that_was_killed(cluster, tmp_pa
     assert "har2-sample: RNN, seed 0: epoch 1 of 1" in first.output
     again = CliRunner().invoke(app, options)
     assert "1 of 1 runs are already in" in again.output
-    assert not list((tmp_path / "out").glob(".fixpoint-*"))
+    assert not list((tmp_path / "out").glob(".events-*"))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--cluster", "tcp://127.0.0.1:1"], "no scheduler answers at tcp://127.0.0.1:1"),
-        (["--cluster", "nowhere:-1"], "tcp://HOST:8786; got 'nowhere:-1'"),
+        (["--cluster", "nowhere:-1"], "for SLURM; got 'nowhere:-1'"),
         (["--cluster", "tcp://127.0.0.1:1", "--jobs", "2"], "--jobs is for this machine"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path, monkeypatch, options, message):
-    monkeypatch.setattr("fixpoint.training.commands.cluster.TIMEOUT", 0.2)
+    monkeypatch.setattr("fixpoint.training.commands.dask_cluster.TIMEOUT", 0.2)
     result = CliRunner().invoke(app, ["compare", "--out", str(tmp_path), *options])
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
@@ -114,22 +118,10 @@ def test_what_is_wrong_is_said(tmp_path, monkeypatch, options, message):
 @pytest.mark.slow
 def test_data_that_no_worker_has_are_named(cluster, tmp_path, monkeypatch):
     """The workers' FIXPOINT_DATA is empty."""
-    monkeypatch.setattr("fixpoint.training.commands.cluster.content_digest", lambda name: "0")
+    monkeypatch.setattr("fixpoint.training.commands.dask_cluster.content_digest", lambda name: "0")
     with pytest.raises(
         ValueError, match=r"no worker has the data har2 \(.*: .*fixpoint data fetch"
     ):
         list(run_on_cluster([Recipe().changed(dataset="har2")], cluster[0], tmp_path))
     with pytest.raises(ValueError, match="its har2-sample differs from that of this machine"):
         list(run_on_cluster(RUNS, cluster[0], tmp_path))
-
-
-def test_the_files_of_a_run_come_along_where_no_folder_is_shared(tmp_path):
-    recipe = Recipe().changed(model="rnn", hidden=2, epochs=1)
-    record, files = train_where_shared(recipe, tmp_path / "marker", lambda epoch: None)
-    assert record["key"] == recipe.key
-    assert {"recipe.toml", "epoch-0001/model.safetensors"} <= set(files)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "marker").touch()
-    record, files = train_where_shared(recipe, tmp_path / "marker", lambda epoch: None)
-    assert files == {}
-    assert (tmp_path / resolved(recipe).key / "epoch-0001").is_dir()
