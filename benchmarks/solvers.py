@@ -252,7 +252,8 @@ def broyden_memory(problem: Problem) -> None:
     with torch.no_grad():
         _, state = solver.run_with_state(problem.phi, torch.zeros_like(problem.x))
     numbers = sum(part.numel() for pair in state.factors for part in pair)
-    numbers += sum(part.numel() for part in state.trial)
+    parts = (state.z, state.g, state.direction, state.full_direction, state.scalars)
+    numbers += sum(part.numel() for part in parts)
     fraction = numbers / (rank * problem.x.numel())
     console.print(
         f"  Broyden at rank {rank} holds {fraction:.2f} x rank x B x D numbers, "

@@ -137,7 +137,7 @@ def constant_in_graphs(function: Function) -> Function:
 
 @constant_in_graphs
 def prepare_loops() -> None:
-    """Avoid two faults of the compiler with a `while_loop`, for the whole process.
+    """Keep two faults of the compiler out of a `while_loop`, for the whole process.
 
     Inductor writes a result in the body into a carry or a captured tensor that is still read, and
     gradients are silently wrong: each buffer has a place of its own. Dynamo notes an attribute of
