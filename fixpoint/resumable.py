@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -107,12 +106,8 @@ class ResumableSolve:
             rows: slots, numbers (n,), or (B,) bool.
         """
         whole = self._run.solution()
-        found = {
-            name: None if getattr(whole, name) is None else getattr(whole, name)[rows]
-            for name in ("residual", "iterations", "result", "stall", "atol_decides")
-        }
         z = tree_map(lambda x: x[rows], self.packing.unpack(whole.z))
-        return replace(whole, z=z, trace=None, **found)
+        return whole.with_samples(z, lambda x: x[rows])
 
     @torch.no_grad()
     def refill(self, rows: Tensor, z0: Tree, *inputs: Tree) -> None:

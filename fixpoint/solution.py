@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -234,6 +235,24 @@ class Solution:
     def converged(self) -> Tensor:
         """True if each sample met its tolerance, or the test of `stop_when`, (B,) bool."""
         return (self.result == Result.CONVERGED.value) | (self.result == Result.ACCEPTED.value)
+
+    def with_samples(self, z: Tree, choose: Callable[[Tensor], Tensor]) -> Solution:
+        """Return the solution with state z and `choose` applied to each per-sample tensor."""
+
+        def chosen(x: Tensor | None) -> Tensor | None:
+            return None if x is None else choose(x)
+
+        return replace(
+            self,
+            z=z,
+            residual=chosen(self.residual),
+            iterations=choose(self.iterations),
+            result=choose(self.result),
+            trace=None,
+            stall=chosen(self.stall),
+            solved_by=None,
+            atol_decides=chosen(self.atol_decides),
+        )
 
     def error_estimate(
         self,

@@ -81,8 +81,8 @@ def multi_start(
     index = residual.nan_to_num(nan=torch.inf).argmin(0) if select is None else select(z, residual)
     here = torch.arange(len(index), device=index.device)
 
-    def chosen(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.view(count, -1)[index, here]
+    def chosen(x: Tensor) -> Tensor:
+        return x.view(count, -1)[index, here]
 
     def rows(x: Tensor) -> Tensor:
         if not batched:
@@ -91,17 +91,7 @@ def multi_start(
         return x[number, torch.arange(x.shape[1], device=x.device)]
 
     best = tree_map(rows, z)
-    known = replace(
-        found,
-        z=packing.pack(best),
-        residual=chosen(found.residual),
-        iterations=chosen(found.iterations),
-        result=chosen(found.result),
-        stall=chosen(found.stall),
-        atol_decides=chosen(found.atol_decides),
-        trace=None,
-        solved_by=None,
-    )
+    known = found.with_samples(packing.pack(best), chosen)
     solver = Known(layer.solver, known)
     solution = layer.solve_by(solver, phi, best, batched=batched, groups=groups)
     return replace(solution, start=index)

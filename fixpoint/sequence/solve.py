@@ -238,7 +238,7 @@ def _with_gradient(
     part = solution
     if good is not None:
         recurrence = recurrence.select(good)
-        part = replace(solution, z=solution.z[good], result=solution.result[good])
+        part = solution.with_samples(solution.z[good], lambda x: x[good])
     backward = adjoint.backward(recurrence, jacobian)
     known = Known(parallel, part)
     z = backward.solve(known, recurrence.of_rows, part.z, None).z
