@@ -163,13 +163,15 @@ class Course:
     def _improves(self, k: int, m: Measures) -> bool:
         """Tell whether each moving sample is finite, unsolved and nearer its solution than ever."""
         status = self.status
-        if k == 0 or k % rules.FLOOR_CHECK == 0 or m.size.ndim == 2:
+        if k == 0 or m.size.ndim == 2:
             return False
         if self.options.stop_when is not None or self.rules.most < np.inf:
             return False
         with np.errstate(all="ignore"):
             r = m.residual / (self.norms.rtol * m.size + self._atol)
             calm = (r > 1) & (r < status.best_r) & (m.size <= self._bound)
+            if k % rules.FLOOR_CHECK == 0:
+                calm &= m.residual > rules.FLOOR * self.rules.eps * m.size
         if not self.all_active:
             calm = np.where(status.active, calm, (r <= 1) | (status.r > 1))
         if not calm.all():

@@ -23,6 +23,8 @@ MIN_UPDATES = 10
 """A solve of fewer updates is not called stalled for its residuals."""
 FLOOR_CHECK = 4
 """The rounding floor is looked for at each so many updates."""
+FLOOR = 2.0
+"""A residual of so many eps of the size of phi(z) is rounding noise."""
 FLOOR_CHECKS = 5
 """Most checks at which a sample may be at the rounding floor."""
 
@@ -285,14 +287,14 @@ def end_at_floor(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -
     """End samples whose residual is rounding noise, after update k.
 
     It has not fallen for 5 updates, and one more for each eps that it is above zero; or it was
-    below 2 eps for `FLOOR_CHECKS` checks.
+    below `FLOOR` eps for `FLOOR_CHECKS` checks.
     """
     level = m.residual / (rules.eps * m.size)
     if level.ndim == 2:  # of the leaves above their tolerance
         scale = m.size * rules.rtol + tolerance(xp, rules, status.scale)
         level = xp.where(m.residual > scale, level, 0.0)
     level = _over_leaves(xp, level)
-    status = status._replace(floor_checks=status.floor_checks + (level <= 2))
+    status = status._replace(floor_checks=status.floor_checks + (level <= FLOOR))
     at_floor = (k - status.best_update > 5 + level) | (status.floor_checks > FLOOR_CHECKS)
     at_floor = status.active & at_floor & (k >= rules.min_iter)
     far = _any_leaf(m.size > MAX_GROWTH * status.scale)
