@@ -163,14 +163,14 @@ def diagonal_scan(a: Tensor, r: Tensor, *, reverse: bool = False) -> Tensor:
     log2(T) rounds of the associative scan.
 
     Args:
-        a, r: (T, B, n), contiguous.
+        a, r: (T, B, n).
     """
     if r.device.type == "cpu":
         return _loop(a, r, reverse)
     if r.device.type == "cuda" and _has_triton():
         from fixpoint.sequence.triton import diagonal_scan as kernel_scan
 
-        return kernel_scan(a, r, reverse=reverse)
+        return kernel_scan(a.contiguous(), r.contiguous(), reverse=reverse)
     return doubling_scan(_reversed(a), r.flip(0)).flip(0) if reverse else doubling_scan(a, r)
 
 

@@ -19,7 +19,7 @@ from fixpoint.sequence.affine_scan import (
     ScalarScan,
     ZeroScan,
 )
-from fixpoint.sequence.recurrence import Recurrence
+from fixpoint.sequence.recurrence import Recurrence, as_rows, as_states
 from fixpoint.sequence.trust_region import TrustRegionScan
 
 ValueAndDiagonal = Callable[[Tensor, Tree], tuple[Tensor, Tensor]]
@@ -32,7 +32,7 @@ MAX_DENSE = 32
 
 
 class Linearization(NamedTuple):
-    """F = f(path), (T, B, n), the scan that stands for its derivative, and products made."""
+    """F = f(h_prev, x), (T, B, n), the scan that stands for its derivative, and products made."""
 
     F: Tensor
     scan: AffineScan
@@ -48,8 +48,8 @@ class SequenceJacobian:
         True
     """
 
-    def linearize(self, recurrence: Recurrence, path: Tensor) -> Linearization:
-        """Linearize at the states h_0 .. h_T, (T + 1, B, n)."""
+    def linearize(self, recurrence: Recurrence, h: Tensor, h_prev: Tensor) -> Linearization:
+        """Linearize at the states h = h_1 .. h_T and h_prev = h_0 .. h_{T-1}, (T, B, n) each."""
         raise NotImplementedError
 
     def window(self, times: slice) -> SequenceJacobian:
@@ -73,8 +73,8 @@ class ZeroJacobian(SequenceJacobian):
         torch.Size([50, 4, 3])
     """
 
-    def linearize(self, recurrence: Recurrence, path: Tensor) -> Linearization:
-        return Linearization(recurrence.evaluate(path[1:], path[:-1]), ZeroScan())
+    def linearize(self, recurrence: Recurrence, h: Tensor, h_prev: Tensor) -> Linearization:
+        return Linearization(recurrence.evaluate(h, h_prev), ZeroScan())
 
 
 class LeakyJacobian(SequenceJacobian):
@@ -101,9 +101,9 @@ class LeakyJacobian(SequenceJacobian):
             raise ValueError(f"decay must be a number or (T,); got {tuple(self.decay.shape)}")
         self._scan: ScalarScan | None = None
 
-    def linearize(self, recurrence: Recurrence, path: Tensor) -> Linearization:
-        scan = self.scan(len(path) - 1, path)
-        return Linearization(recurrence.evaluate(path[1:], path[:-1]), scan)
+    def linearize(self, recurrence: Recurrence, h: Tensor, h_prev: Tensor) -> Linearization:
+        scan = self.scan(len(h), h)
+        return Linearization(recurrence.evaluate(h, h_prev), scan)
 
     def window(self, times: slice) -> LeakyJacobian:
         return self if self.decay.dim() == 0 else LeakyJacobian(self.decay[times])
@@ -158,10 +158,10 @@ class DiagonalJacobian(SequenceJacobian):
         self.clip = None if clip is None else positive(clip=clip)
         self.trust_region = trust_region and positive(trust_region=trust_region)
 
-    def linearize(self, recurrence: Recurrence, path: Tensor) -> Linearization:
+    def linearize(self, recurrence: Recurrence, h: Tensor, h_prev: Tensor) -> Linearization:
         if recurrence.joint:
-            return self._joint(recurrence, path)
-        F, a, products = self._value_and_diagonal(recurrence, path)
+            return self._joint(recurrence, h, h_prev)
+        F, a, products = self._value_and_diagonal(recurrence, h_prev)
         if self.clip is not None:
             a = a.clamp(-self.clip, self.clip)
         scan: AffineScan = DiagonalScan(a)
@@ -173,32 +173,32 @@ class DiagonalJacobian(SequenceJacobian):
         return DiagonalJacobian(self.formula, probes=self.probes, clip=self.clip)
 
     def _value_and_diagonal(
-        self, recurrence: Recurrence, path: Tensor
+        self, recurrence: Recurrence, h_prev: Tensor
     ) -> tuple[Tensor, Tensor, int]:
-        shape, h_prev, x = path[1:].shape, path[:-1].flatten(0, 1), recurrence.flat_x()
+        T, h_prev, x = len(h_prev), as_rows(h_prev), recurrence.flat_x()
         if self.formula is not None:
             F, a = self.formula(h_prev, x)
-            return F.view(shape), a.view(shape), 0
+            return as_states(F, T), as_states(a, T), 0
         step = recurrence.step_at(x)
         F, a, products = self._probe(lambda h: step(h, h), h_prev)
-        return F.view(shape), a.view(shape), products
+        return as_states(F, T), as_states(a, T), products
 
-    def _joint(self, recurrence: Recurrence, path: Tensor) -> Linearization:
+    def _joint(self, recurrence: Recurrence, h: Tensor, h_prev: Tensor) -> Linearization:
         """Return delta_t = (r_t + d_prev delta_{t-1}) / (1 - d) with the diagonals d, d_prev of
         phi.
         """
         if self.formula is not None or self.trust_region:
             raise ValueError("an equilibrium takes no formula and no trust region: leave them out")
-        shape, step = path[1:].shape, recurrence.step_at(recurrence.flat_x())
-        h, h_prev = path[1:].flatten(0, 1), path[:-1].flatten(0, 1)
+        T, step = len(h), recurrence.step_at(recurrence.flat_x())
+        h, h_prev = as_rows(h), as_rows(h_prev)
         F, d, products = self._probe(lambda h: step(h, h_prev), h)
         _, d_prev, more = self._probe(lambda h_prev: step(h, h_prev), h_prev)
         scale = 1 / (1 - d.clamp(-1.0, MAX_INNER))
         a = scale * d_prev
         if self.clip is not None:
             a = a.clamp(-self.clip, self.clip)
-        scan = DiagonalScan(a.view(shape), scale.view(shape))
-        return Linearization(F.view(shape), scan, products + more)
+        scan = DiagonalScan(as_states(a, T), as_states(scale, T))
+        return Linearization(as_states(F, T), scan, products + more)
 
     def _probe(self, phi: Callable[[Tensor], Tensor], h: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return phi(h), its diagonal or the mean of z * (J z), and the products made."""
@@ -234,20 +234,20 @@ class DenseJacobian(SequenceJacobian):
         torch.Size([50, 4, 3])
     """
 
-    def linearize(self, recurrence: Recurrence, path: Tensor) -> Linearization:
-        T, B, n = path[1:].shape
+    def linearize(self, recurrence: Recurrence, h: Tensor, h_prev: Tensor) -> Linearization:
+        T, n = len(h), h.shape[2]
         step = recurrence.step_at(recurrence.flat_x())
         with torch.enable_grad():
-            h, h_prev = (x.detach().flatten(0, 1).requires_grad_() for x in (path[1:], path[:-1]))
+            h, h_prev = (as_rows(x.detach()).requires_grad_() for x in (h, h_prev))
             F = step(h, h_prev)
-        a = batch_vjp_of_units(F, h_prev).view(T, B, n, n)
+        a = as_states(batch_vjp_of_units(F, h_prev), T)
         if not recurrence.joint:
-            return Linearization(F.detach().view(T, B, n), DenseScan(a), n)
+            return Linearization(as_states(F.detach(), T), DenseScan(a), n)
         # (I - d phi / d h) delta_t = (d phi / d h_prev) delta_{t-1} + r_t
-        inner = -batch_vjp_of_units(F, h).view(T, B, n, n)
+        inner = -batch_vjp_of_units(F, h)
         inner.diagonal(dim1=-2, dim2=-1).add_(1)
-        scale = torch.linalg.inv_ex(inner)[0]
-        return Linearization(F.detach().view(T, B, n), DenseScan(scale @ a, scale), 2 * n)
+        scale = as_states(torch.linalg.inv_ex(inner)[0], T)
+        return Linearization(as_states(F.detach(), T), DenseScan(scale @ a, scale), 2 * n)
 
 
 JACOBIANS = ("auto", "leaky", "zero", "identity", "diagonal", "dense")

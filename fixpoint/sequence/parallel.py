@@ -30,14 +30,20 @@ def rounding_tolerance(T: int, dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps * (8 + T**0.5 / 2)
 
 
-def as_rows(H: Tensor) -> Tensor:
-    """Return the states (T, B, n) as one row of T n numbers for each sample, (B, T n)."""
+def as_samples(H: Tensor) -> Tensor:
+    """Return the states (T, B, n) as T n numbers for each sample, (B, T n)."""
     return H.transpose(0, 1).reshape(H.shape[1], len(H) * H.shape[2])
 
 
-def as_states(z: Tensor, T: int) -> Tensor:
-    """Return rows (B, T n) as states (T, B, n)."""
+def states_of(z: Tensor, T: int) -> Tensor:
+    """Return samples, (B, T n), as states (T, B, n), the inverse of `as_samples`."""
     return z.view(len(z), T, z.shape[1] // T).transpose(0, 1)
+
+
+def add_states(z: Tensor, delta: Tensor) -> Tensor:
+    """Return samples z, (B, T n), plus states, (T, B, n)."""
+    rows = z.view(len(z), len(delta), delta.shape[2])
+    return torch.add(rows, delta.transpose(0, 1)).reshape(z.shape)
 
 
 class StepNorms(Norms):
@@ -117,15 +123,14 @@ class ParallelTime(Picard):
 
     def solve_states(self, z: Tensor) -> Solution:
         """Return the solution of the recurrence from rows z, (B, T n), without gradient."""
-        h0 = self.recurrence.h0.detach().unsqueeze(0)
         products = 0
 
         def updated(z: Tensor) -> Tensor:
             nonlocal products
-            H = as_states(z, self.T)
-            F, scan, made = self.jacobian.linearize(self.recurrence, torch.cat([h0, H]))
+            H = states_of(z, self.T)
+            F, scan, made = self.jacobian.linearize(self.recurrence, H, self._before(H))
             products += made
-            return z + as_rows(scan.forward(F - H))
+            return add_states(z, scan.forward(F - H))
 
         with torch.no_grad():
             solution = self._iterate(updated, z)
@@ -154,7 +159,13 @@ class ParallelTime(Picard):
         return solver._iterate(self._preconditioned(phi, scan.forward), z)
 
     def _preconditioned(self, phi: MatrixMap, scan: Scan) -> MatrixMap:
-        return lambda z: z + as_rows(scan(as_states(phi(z) - z, self.T)))
+        return lambda z: add_states(z, scan(states_of(phi(z) - z, self.T)))
+
+    def _before(self, H: Tensor) -> Tensor:
+        """Return h_0 .. h_{T-1} of the states h_1 .. h_T, (T, B, n)."""
+        rows = H.transpose(0, 1)
+        first = self.recurrence.h0.detach().unsqueeze(1)
+        return torch.cat([first, rows[:, :-1]], 1).transpose(0, 1)
 
     def _iterate(self, phi: MatrixMap, z: Tensor) -> Solution:
         """Iterate z <- phi(z); converged samples take the measured update too, which is made."""
@@ -176,23 +187,21 @@ class ParallelTime(Picard):
         """Return x = A x + b with A = J^T, or J, at the states that `linear.at` holds."""
         T, recurrence, at = self.T, self.recurrence, linear.at
         assert at is not None
-        h0 = recurrence.h0.detach().unsqueeze(0)
-        path = torch.cat([h0, as_states(at, T)])
-        scan = self.jacobian.linearize(recurrence, path).scan
+        H = states_of(at, T)
+        scan = self.jacobian.linearize(recurrence, H, self._before(H)).scan
         transposed = linear.transposed
         apply = scan.transposed if transposed else scan.forward
-        start = as_rows(apply(as_states(b, T).clone()))
+        start = as_samples(apply(states_of(b, T).clone()))
         solution = self._iterate(self._preconditioned(phi, apply), start)
         failed = has_failed(solution.result).nonzero().flatten()
         if len(failed):
             step_by_step = sequential_adjoint if transposed else sequential_tangent
-            exact = step_by_step(
-                recurrence.select(failed), path[:, failed], as_states(b, T)[:, failed]
-            )
+            path = torch.cat([recurrence.h0.detach().unsqueeze(0), H])[:, failed]
+            exact = step_by_step(recurrence.select(failed), path, states_of(b, T)[:, failed])
             finite = exact.isfinite().all(2).all(0)
             codes = torch.where(finite, int(Result.FALLBACK), int(Result.NONFINITE))
-            solution.z[failed] = as_rows(exact)
+            solution.z[failed] = as_samples(exact)
             solution.result[failed] = codes.to(solution.result.dtype)
         if self.note is not None:
-            self.note(replace(solution, z=as_states(solution.z, T)))
+            self.note(replace(solution, z=states_of(solution.z, T)))
         return solution

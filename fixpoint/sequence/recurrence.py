@@ -44,20 +44,26 @@ class Recurrence(NamedTuple):
         return lambda h, h_prev: self._checked(self.f(h_prev, x), h_prev)
 
     def flat_x(self) -> Tree:
-        """Return x with the time and batch axes as one axis of T B rows."""
-        return _map(lambda leaf: leaf.flatten(0, 1), self.x)
+        """Return x with the batch and time axes as one axis of B T rows."""
+        return _map(as_rows, self.x)
+
+    def with_rows(self) -> Recurrence:
+        """Return the recurrence with x in the memory order of rows, made once for all updates."""
+        x = _map(lambda leaf: leaf.transpose(0, 1).contiguous().transpose(0, 1), self.x)
+        return self._replace(x=x)
 
     def evaluate(self, h: Tensor, h_prev: Tensor) -> Tensor:
-        """Return f of all T B rows in one call, (T, B, n), from h and h_prev, (T, B, n)."""
+        """Return f of all B T rows in one call, (T, B, n), from h and h_prev, (T, B, n)."""
         step = self.step_at(self.flat_x())
-        return step(h.flatten(0, 1), h_prev.flatten(0, 1)).reshape(h.shape)
+        return as_states(step(as_rows(h), as_rows(h_prev)), len(h))
 
-    def of_rows(self, z: Tensor) -> Tensor:
+    def of_samples(self, z: Tensor) -> Tensor:
         """Evaluate f at all states h_1 .. h_T of each sample, (B, T n)."""
         T, B, n = self.shape
-        H = z.view(B, T, n).transpose(0, 1)
-        F = self.evaluate(H, torch.cat([self.h0.unsqueeze(0), H[:-1]]))
-        return F.transpose(0, 1).reshape(z.shape)
+        H = z.view(B, T, n)
+        before = torch.cat([self.h0.unsqueeze(1), H[:, :-1]], 1)
+        step = self.step_at(self.flat_x())
+        return step(H.flatten(0, 1), before.flatten(0, 1)).reshape(z.shape)
 
     def make_what_is_kept(self) -> None:
         """Evaluate f once, with gradient: what it makes once and keeps has its graph then."""
@@ -73,7 +79,7 @@ class Recurrence(NamedTuple):
     def select(self, samples: Tensor) -> Recurrence:
         """Return the recurrence of some samples, given by their indices."""
         x = _map(lambda leaf: leaf.index_select(1, samples), self.x)
-        return self._replace(x=x, h0=self.h0.index_select(0, samples))
+        return self._replace(x=x, h0=self.h0.index_select(0, samples)).with_rows()
 
     def window(self, times: slice, h0: Tensor) -> Recurrence:
         """Return the recurrence of a stretch of time, from the state before it."""
@@ -91,6 +97,16 @@ class Recurrence(NamedTuple):
                 "inside f, or give h0 in that dtype"
             )
         return h
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """Return (T, B, ...) as rows, (B T, ...): a view where the memory has that order."""
+    return x.transpose(0, 1).flatten(0, 1)
+
+
+def as_states(rows: Tensor, T: int) -> Tensor:
+    """Return rows, (B T, ...), as (T, B, ...), the inverse of `as_rows`."""
+    return rows.unflatten(0, (len(rows) // T, T)).transpose(0, 1)
 
 
 def make_recurrence(f: Step, x: Tree, h0: Tensor, *, joint: bool) -> Recurrence:

@@ -14,7 +14,7 @@ from fixpoint._tree import Tree
 from fixpoint._validation import at_least, names_options, non_negative
 from fixpoint.sequence.adjoint import SequenceAdjoint
 from fixpoint.sequence.jacobians import SequenceJacobian, make_jacobian
-from fixpoint.sequence.parallel import ParallelTime, as_rows, as_states, rounding_tolerance
+from fixpoint.sequence.parallel import ParallelTime, as_samples, rounding_tolerance, states_of
 from fixpoint.sequence.recurrence import Recurrence, Step, make_recurrence
 from fixpoint.sequence.sequential import sequential_states
 from fixpoint.solution import Result, Solution, has_failed
@@ -204,14 +204,14 @@ def _solve_window(
     fallback: Fallback,
     solver: Solver | None,
 ) -> Solution:
-    T = recurrence.shape[0]
+    T, recurrence = recurrence.shape[0], recurrence.with_rows()
     parallel = ParallelTime(recurrence, jacobian, **tolerance._asdict())
     H0 = recurrence.h0.detach().expand(recurrence.shape) if start is None else start
-    z0 = as_rows(H0)
+    z0 = as_samples(H0)
     if inside_forward_mode():
         backward = adjoint.backward(recurrence, jacobian)
-        solution = backward.solve(parallel, recurrence.of_rows, z0, None)
-        return replace(solution, z=as_states(solution.z, T).contiguous())
+        solution = backward.solve(parallel, recurrence.of_samples, z0, None)
+        return replace(solution, z=states_of(solution.z, T).contiguous())
     if torch.is_grad_enabled():
         recurrence.make_what_is_kept()
     solution = parallel.solve_states(z0)
@@ -219,7 +219,7 @@ def _solve_window(
         solution = _fall_back(recurrence, solution, solver)
     if torch.is_grad_enabled():
         solution = _with_gradient(recurrence, jacobian, solution, adjoint, parallel)
-    return replace(solution, z=as_states(solution.z, T).clone(memory_format=CONTIGUOUS))
+    return replace(solution, z=states_of(solution.z, T).clone(memory_format=CONTIGUOUS))
 
 
 def _with_gradient(
@@ -241,7 +241,7 @@ def _with_gradient(
         part = solution.with_samples(solution.z[good], lambda x: x[good])
     backward = adjoint.backward(recurrence, jacobian)
     known = Known(parallel, part)
-    z = backward.solve(known, recurrence.of_rows, part.z, None).z
+    z = backward.solve(known, recurrence.of_samples, part.z, None).z
     return replace(solution, z=z if good is None else solution.z.index_copy(0, good, z))
 
 
@@ -252,7 +252,7 @@ def _fall_back(recurrence: Recurrence, solution: Solution, solver: Solver | None
         return solution
     states, inner = sequential_states(recurrence.select(failed), solver)
     z, result, residual = solution.z, solution.result, solution.residual
-    z[failed] = as_rows(states)
+    z[failed] = as_samples(states)
     finite = states.isfinite().all(2).all(0)
     code = torch.where(inner > Result.FIXED_STEPS, inner, int(Result.FALLBACK))
     result[failed] = torch.where(finite, code, int(Result.NONFINITE)).to(result.dtype)
