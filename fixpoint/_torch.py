@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -98,23 +97,8 @@ def scan(step: Any, start: Any, inputs: Tensor) -> tuple[Any, Tensor]:
     return last, outputs
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def untraced(f: Callable[P, R]) -> Callable[P, R]:
-    """Make a function that torch.compile calls and does not trace.
-
-    `torch.compiler.disable` would import the compiler, for seconds, where nothing is compiled.
-    """
-    disabled = torch._disable_dynamo(f)
-
-    @functools.wraps(f)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        return (disabled if "torch._dynamo" in sys.modules else f)(*args, **kwargs)
-
-    run._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return run
+untraced = torch._disable_dynamo
+"""Decorator of a function that torch.compile calls and does not trace."""
 
 
 is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
@@ -253,6 +237,9 @@ def inside_vmap(x: Tensor) -> bool:
             return True
         x = get_unwrapped(x)
     return False
+
+
+R = TypeVar("R")
 
 
 def outside_graph(f: Callable[..., R], *arguments: Any) -> R:
