@@ -1,4 +1,4 @@
-"""Ask each library for the derivatives of one equilibrium, z = cos(a z), and judge the answers.
+"""Ask each library for the derivatives of one equilibrium, z = cos(a z), and check the answers.
 
 The right values have a closed form at z*. Libraries that are not installed are left out; JAX's need
 an environment with torch beside them, as `jax_peers.py` says.
@@ -164,7 +164,7 @@ def optimistix() -> Answers:
 LIBRARIES = (ours, torchdeq, xitorch, torchopt, jaxopt, optimistix)
 
 
-def judge(name: str, answer: Callable[[], Any] | None) -> str:
+def verdict(name: str, answer: Callable[[], Any] | None) -> str:
     """Say whether an answer is right, wrong, or an error."""
     if answer is None:
         return "none"
@@ -187,7 +187,7 @@ def main() -> None:
             title, answers = f"{name} {version(name)}", library()
         except (PackageNotFoundError, ImportError):
             continue
-        print(f"| {title} | " + " | ".join(judge(x, answers.get(x)) for x in RIGHT) + " |")
+        print(f"| {title} | " + " | ".join(verdict(x, answers.get(x)) for x in RIGHT) + " |")
 
 
 if __name__ == "__main__":
