@@ -23,6 +23,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import fixpoint
 from fixpoint import Anderson, Broyden, FixedPoint, Implicit, IterativeSolver, Picard, Unrolled
@@ -251,9 +252,7 @@ def broyden_memory(problem: Problem) -> None:
     solver = Broyden(memory=rank, rtol=0.0, atol=0.0, max_iter=rank + 1)
     with torch.no_grad():
         _, state = solver.run_with_state(problem.phi, torch.zeros_like(problem.x))
-    numbers = sum(part.numel() for pair in state.factors for part in pair)
-    parts = (state.z, state.g, state.direction, state.full_direction, state.scalars)
-    numbers += sum(part.numel() for part in parts)
+    numbers = sum(part.numel() for part in tree_leaves(state) if isinstance(part, torch.Tensor))
     fraction = numbers / (rank * problem.x.numel())
     console.print(
         f"  Broyden at rank {rank} holds {fraction:.2f} x rank x B x D numbers, "
