@@ -193,7 +193,6 @@ def _checked(solver: Solver) -> IterativeSolver:
 
 def _put(rows: Tensor, new: Tree, old: Tree) -> Tree:
     """Return the tree of (B, ...) tensors with new ones, (n, ...), in some rows."""
-
     leaves, structure = tree_flatten(old)
     given, other = tree_flatten(new)
     if other != structure:

@@ -8,16 +8,18 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from fixpoint.backward._linear import LinearDerivatives
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.sequence.affine_scan import AffineScan, ZeroScan
 from fixpoint.sequence.jacobians import LeakyJacobian, SequenceJacobian
-from fixpoint.sequence.recurrence import Recurrence
+from fixpoint.sequence.recurrence import Recurrence, as_samples, states_of
 from fixpoint.sequence.sequential import sequential_adjoint, sequential_tangent
 from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Picard
 from fixpoint.solvers._rowwise import choose_rows
+from fixpoint.solvers.base import IterativeOptions
 from fixpoint.solvers.loop.eager import Problem, iterate
 from fixpoint.solvers.loop.norms import Norms, Tolerance
 
@@ -28,16 +30,6 @@ Scan = Callable[[Tensor], Tensor]
 def rounding_tolerance(T: int, dtype: torch.dtype) -> float:
     """Return the relative tolerance just above rounding, which adds up as sqrt(T)."""
     return torch.finfo(dtype).eps * (8 + T**0.5 / 2)
-
-
-def as_samples(H: Tensor) -> Tensor:
-    """Return the states (T, B, n) as T n numbers for each sample, (B, T n)."""
-    return H.transpose(0, 1).reshape(H.shape[1], len(H) * H.shape[2])
-
-
-def states_of(z: Tensor, T: int) -> Tensor:
-    """Return samples, (B, T n), as states (T, B, n), the inverse of `as_samples`."""
-    return z.view(len(z), T, z.shape[1] // T).transpose(0, 1)
 
 
 def add_states(z: Tensor, delta: Tensor) -> Tensor:
@@ -101,7 +93,7 @@ class ParallelTime(Picard):
         recurrence: of T steps.
         jacobian: gives S.
         note: takes the `Solution` of each linear problem, its z (T, B, n).
-        max_iter, rtol, atol: as for `solve_sequence`.
+        options: see `IterativeSolver`.
     """
 
     def __init__(
@@ -110,11 +102,9 @@ class ParallelTime(Picard):
         jacobian: SequenceJacobian,
         *,
         note: Callable[[Solution], None] | None = None,
-        max_iter: int = 100,
-        rtol: float = 1e-5,
-        atol: float = 0.0,
+        **options: Unpack[IterativeOptions],
     ) -> None:
-        super().__init__(max_iter=max_iter, rtol=rtol, atol=atol)
+        super().__init__(**options)
         self.recurrence, self.jacobian, self.note = recurrence, jacobian, note
 
     @property
@@ -128,7 +118,7 @@ class ParallelTime(Picard):
         def updated(z: Tensor) -> Tensor:
             nonlocal products
             H = states_of(z, self.T)
-            F, scan, made = self.jacobian.linearize(self.recurrence, H, self._before(H))
+            F, scan, made = self.jacobian.linearize(self.recurrence, H, self.recurrence.before(H))
             products += made
             return add_states(z, scan.forward(F - H))
 
@@ -152,20 +142,11 @@ class ParallelTime(Picard):
         scan: AffineScan = ZeroScan()
         if self.note is None and isinstance(self.jacobian, LeakyJacobian):
             scan = self.jacobian.scan(self.T, self.recurrence.h0)
-        most = max(self.max_iter, self.T)
-        solver = ParallelTime(
-            self.recurrence, self.jacobian, max_iter=most, rtol=self.rtol, atol=self.atol
-        )
-        return solver._iterate(self._preconditioned(phi, scan.forward), z)
+        exact = self.with_options(max_iter=max(self.max_iter, self.T))
+        return exact._iterate(self._preconditioned(phi, scan.forward), z)
 
     def _preconditioned(self, phi: MatrixMap, scan: Scan) -> MatrixMap:
         return lambda z: add_states(z, scan(states_of(phi(z) - z, self.T)))
-
-    def _before(self, H: Tensor) -> Tensor:
-        """Return h_0 .. h_{T-1} of the states h_1 .. h_T, (T, B, n)."""
-        rows = H.transpose(0, 1)
-        first = self.recurrence.h0.detach().unsqueeze(1)
-        return torch.cat([first, rows[:, :-1]], 1).transpose(0, 1)
 
     def _iterate(self, phi: MatrixMap, z: Tensor) -> Solution:
         """Iterate z <- phi(z); converged samples take the measured update too, which is made."""
@@ -188,7 +169,7 @@ class ParallelTime(Picard):
         T, recurrence, at = self.T, self.recurrence, linear.at
         assert at is not None
         H = states_of(at, T)
-        scan = self.jacobian.linearize(recurrence, H, self._before(H)).scan
+        scan = self.jacobian.linearize(recurrence, H, recurrence.before(H)).scan
         transposed = linear.transposed
         apply = scan.transposed if transposed else scan.forward
         start = as_samples(apply(states_of(b, T).clone()))

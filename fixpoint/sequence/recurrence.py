@@ -57,13 +57,15 @@ class Recurrence(NamedTuple):
         step = self.step_at(self.flat_x())
         return as_states(step(as_rows(h), as_rows(h_prev)), len(h))
 
+    def before(self, h: Tensor) -> Tensor:
+        """Return h_0 .. h_{T-1} of the states h_1 .. h_T, (T, B, n)."""
+        rows = h.transpose(0, 1)
+        return torch.cat([self.h0.unsqueeze(1), rows[:, :-1]], 1).transpose(0, 1)
+
     def of_samples(self, z: Tensor) -> Tensor:
         """Evaluate f at all states h_1 .. h_T of each sample, (B, T n)."""
-        T, B, n = self.shape
-        H = z.view(B, T, n)
-        before = torch.cat([self.h0.unsqueeze(1), H[:, :-1]], 1)
-        step = self.step_at(self.flat_x())
-        return step(H.flatten(0, 1), before.flatten(0, 1)).reshape(z.shape)
+        h = states_of(z, self.shape[0])
+        return as_samples(self.evaluate(h, self.before(h)))
 
     def make_what_is_kept(self) -> None:
         """Evaluate f once, with gradient: what it makes once and keeps has its graph then."""
@@ -107,6 +109,16 @@ def as_rows(x: Tensor) -> Tensor:
 def as_states(rows: Tensor, T: int) -> Tensor:
     """Return rows, (B T, ...), as (T, B, ...), the inverse of `as_rows`."""
     return rows.unflatten(0, (len(rows) // T, T)).transpose(0, 1)
+
+
+def as_samples(H: Tensor) -> Tensor:
+    """Return the states (T, B, n) as T n numbers for each sample, (B, T n)."""
+    return H.transpose(0, 1).reshape(H.shape[1], len(H) * H.shape[2])
+
+
+def states_of(z: Tensor, T: int) -> Tensor:
+    """Return samples, (B, T n), as states (T, B, n), the inverse of `as_samples`."""
+    return z.view(len(z), T, z.shape[1] // T).transpose(0, 1)
 
 
 def make_recurrence(f: Step, x: Tree, h0: Tensor, *, joint: bool) -> Recurrence:

@@ -14,8 +14,14 @@ from fixpoint._tree import Tree
 from fixpoint._validation import at_least, names_options, non_negative
 from fixpoint.sequence.adjoint import SequenceAdjoint
 from fixpoint.sequence.jacobians import SequenceJacobian, make_jacobian
-from fixpoint.sequence.parallel import ParallelTime, as_samples, rounding_tolerance, states_of
-from fixpoint.sequence.recurrence import Recurrence, Step, make_recurrence
+from fixpoint.sequence.parallel import ParallelTime, rounding_tolerance
+from fixpoint.sequence.recurrence import (
+    Recurrence,
+    Step,
+    as_samples,
+    make_recurrence,
+    states_of,
+)
 from fixpoint.sequence.sequential import sequential_states
 from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Solver, make_solver
