@@ -89,8 +89,9 @@ class Packing:
 
     def pack(self, tree: Tree) -> Tensor:
         """Return the tree as one (B, D) matrix; no copy where the tree is one tensor."""
-        if self.is_matrix and isinstance(tree, Tensor) and self._matches([tree]):
-            return self._same_dtype(tree, self.dtype)
+        plain = self.is_matrix and isinstance(tree, Tensor) and not torch.compiler.is_compiling()
+        if plain and tree.shape == self.shapes[0] and tree.dtype == self.dtype:
+            return tree
         leaves = [
             self._same_dtype(leaf, dtype)
             for leaf, dtype in zip(self._matching_leaves(tree), self.dtypes, strict=True)

@@ -7,6 +7,7 @@ to start. As an operation of torch, it is one where others would be many.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -16,7 +17,13 @@ from torch import Tensor
 
 from fixpoint.solvers._numbers import ARRAYS, FLOATS, LIBRARY, TENSORS, Arithmetic, Number
 from fixpoint.solvers._rowwise import at_least_float32
-from fixpoint.solvers._weights import SMALL, eliminate, inner_products, orthogonalize
+from fixpoint.solvers._weights import (
+    SMALL,
+    eliminate,
+    eliminate_arrays,
+    inner_products,
+    orthogonalize,
+)
 
 GROWTH = 1.5
 """A step that multiplies |g| by more than this is not accepted."""
@@ -85,17 +92,20 @@ def accept_step(
         last: before the step.
         memory: most differences.
     """
+    recovered = kind.least(RECOVERY * last.mixing, 1.0)
+    count = kind.least(last.count + 1, float(memory))
+    if kind.all(accepted):
+        return Scalars(merit, recovered, kind.zeros_like(merit), count)
     step, change = slope
     inverse_slope = kind.sqrt(step) / kind.sqrt(change + (change == 0))
     reduced = kind.least(inverse_slope, last.mixing)
     again = (accepted ^ True) & (last.rejected > 0)
     reduced = kind.where(again, kind.least(reduced, last.mixing / 2), reduced)
-    recovered = kind.least(RECOVERY * last.mixing, 1.0)
     return Scalars(
         kind.where(accepted, merit, last.merit),
         kind.where(accepted, recovered, reduced),
         1.0 - accepted * 1.0,
-        kind.where(again, 0.0, kind.least(last.count + 1, float(memory))),
+        kind.where(again, 0.0, count),
     )
 
 
@@ -174,34 +184,31 @@ def _mix(kind: Arithmetic, end: Step, start: Step, given: Any, options: Options)
     last, merit, right = Scalars(*given[:4]), products[0], products[1 : n + 1]
     gram = _shifted(given, products[n + 2 :], len(start.dg))
     accepted, slope = merit <= GROWTH**2 * last.merit, (merit, merit)
-    if not _all(accepted):
+    if not kind.all(accepted):
         accepted_rows = _column(accepted, torch.bool)
         fz, g = (torch.where(accepted_rows, a, b) for a, b in ((fz, start.fz), (g, start.g)))
         wide = [at_least_float32(x) for x in (df[0] - dg[0], g, *dg)]
         moved = torch.linalg.vecdot(wide[0], wide[0])
         numbers = _numbers(kind, torch.stack((moved, *inner_products(wide[1], wide[2:]))))
         slope, right = (numbers[0], products[n + 2]), numbers[1:]
-    if kind is FLOATS and accepted:  # as `accept_step` says, in less time
-        recovered = min(RECOVERY * last.mixing, 1.0)
-        new = Scalars(merit, recovered, 0.0, min(last.count + 1, float(options.memory)))
-    else:
-        new = accept_step(kind, accepted, merit, slope, last, options.memory)
+    new = accept_step(kind, accepted, merit, slope, last, options.memory)
     used = gram
-    if not _all(new.count >= n):
+    if not kind.all(new.count >= n):
         used = [[kind.where(new.count > i, r[0], 0.0), *r[1:]] for i, r in enumerate(gram)]
     wide_fz = at_least_float32(fz)
     (size,) = _numbers(kind, torch.linalg.vecdot(wide_fz, wide_fz).unsqueeze(0))
     noise = torch.finfo(fz.dtype).eps * kind.sqrt(size)
     least = torch.finfo(wide_fz.dtype).eps ** (1 / 16)
-    weights, sound = eliminate(kind, used, right, noise, options.ridge, least)
+    solve = eliminate_arrays if kind is ARRAYS else partial(eliminate, kind)
+    weights, sound = solve(used, right, noise, options.ridge, least)
     sound = sound & (sum(weights) * 0 == 0)  # finite
-    if not _all(sound):
+    if not kind.all(sound):
         weights = _carefully(kind, weights, sound, Step(fz, g, df, dg), noise, new.count, options)
     rest = 1 - options.beta * new.mixing
     return Outcome(
         accepted_rows,
         _tensors(weights, fz.dtype),
-        None if _all(rest == 0) else _tensors([rest], fz.dtype)[0],
+        None if kind.all(rest == 0) else _tensors([rest], fz.dtype)[0],
         _rows([*new, *chain.from_iterable(gram)]),
     )
 
@@ -252,10 +259,6 @@ def _numbers(kind: Arithmetic, x: Tensor) -> Any:
     return x.flatten().tolist() if kind is FLOATS else x.double().numpy()
 
 
-def _all(condition: Number) -> bool:
-    return condition if isinstance(condition, bool) else bool(condition.all())
-
-
 def _rows(numbers: Sequence[Number]) -> Tensor:
     """Return numbers of each sample as a matrix, (B, n)."""
     return torch.from_numpy(np.array(numbers).reshape(len(numbers), -1)).T
@@ -265,10 +268,12 @@ def _column(numbers: Number, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.reshape(numbers, (-1, 1))).to(dtype)
 
 
-def _tensors(numbers: Sequence[Number], dtype: torch.dtype) -> Sequence[Tensor | float]:
+def _tensors(numbers: Sequence[Number], dtype: torch.dtype) -> Sequence[Tensor | float] | Tensor:
     """Return floats, or (B, 1) each; a float is rounded as float32 and float64 tensors are."""
     if isinstance(numbers[0], float) and dtype in (torch.float32, torch.float64):
         return numbers
+    if isinstance(numbers, np.ndarray):
+        return torch.from_numpy(numbers).to(dtype).unsqueeze(2)
     return list(_rows(numbers).to(dtype).T.unsqueeze(2))
 
 

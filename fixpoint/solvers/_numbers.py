@@ -26,15 +26,17 @@ class Arithmetic(NamedTuple):
     where: Callable[[Number, Number, Number], Number]
     sqrt: Callable[[Number], Number]
     zeros_like: Callable[[Number], Number]
+    all: Callable[[Number], bool]
+    """Whether the host has read that a condition holds for all samples."""
 
     def least(self, a: Number, b: Number) -> Number:
         """Return the smaller one; b where a is NaN."""
         return self.where(a < b, a, b)
 
 
-FLOATS = Arithmetic(lambda condition, a, b: a if condition else b, math.sqrt, lambda a: 0.0)
-ARRAYS = Arithmetic(np.where, np.sqrt, np.zeros_like)
-TENSORS = Arithmetic(torch.where, torch.sqrt, torch.zeros_like)
+FLOATS = Arithmetic(lambda condition, a, b: a if condition else b, math.sqrt, lambda a: 0.0, bool)
+ARRAYS = Arithmetic(np.where, np.sqrt, np.zeros_like, lambda condition: bool(condition.all()))
+TENSORS = Arithmetic(torch.where, torch.sqrt, torch.zeros_like, lambda condition: False)
 
 
 Formula = Callable[[Arithmetic, Sequence[Number], Sequence[Any]], Sequence[Number]]
@@ -68,15 +70,9 @@ class Evaluation:
         with np.errstate(all="ignore"):
             return formula(ARRAYS, numbers, constants)
 
-    def all(self, condition: Number) -> bool:
-        """Tell whether the host has read that a condition holds for all samples."""
-        if self.kind is TENSORS:
-            return False
-        return condition if isinstance(condition, bool) else bool(condition.all())
-
     def multiply(self, number: Number, x: Tensor) -> Tensor:
         """Return x, (B, D), with each row multiplied by a number."""
-        if self.kind is not TENSORS and self.all(number == 1):
+        if self.kind.all(number == 1):
             return x
         return x * (number if self.kind is FLOATS else self.column(number).to(x.dtype))
 
@@ -84,6 +80,8 @@ class Evaluation:
         """Return a + number b, (B, D), with a number for each row."""
         if self.kind is FLOATS:
             return torch.add(a, b, alpha=number)
+        if self.kind.all(number == 1):
+            return a + b
         return torch.addcmul(a, self.column(number).to(b.dtype), b)
 
     def column(self, number: Number) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,10 +80,48 @@ def eliminate(
         inverse.append(1 / (sine + (sine == 0)))
         y.append(y_c * inverse[c])
     for c in range(m - 1, -1, -1):
-        for b in range(c + 1, m):
+        for b in range(m - 1, c, -1):
             y[c] = y[c] - R[c][b - c - 1] * y[b]
         y[c] = y[c] * inverse[c]
     return [weight * s for weight, s in zip(y, scale, strict=True)], sound
+
+
+def eliminate_arrays(
+    gram: Sequence[Sequence[np.ndarray]],
+    right: Sequence[np.ndarray],
+    noise: np.ndarray,
+    ridge: float,
+    least: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return `eliminate` of arrays, (B,), bit for bit, by operations on whole rows: (m, B)."""
+    m = len(right)
+    A = np.zeros((m, m + 1, *noise.shape))  # the upper triangle, and the right side behind it
+    for b, row in enumerate(gram):
+        A[b, b:m] = row
+    A[:, m] = right
+    index = np.arange(m)
+    square = A[index, index]
+    zero = square == 0
+    length = np.sqrt(square + zero)
+    scale = (square > 0) / length
+    A[:, :m] *= scale
+    A *= scale[:, None]
+    A[index, index] = 1.0 + ridge + 0 * square
+    sine, inverse = np.empty_like(scale), np.empty_like(scale)
+    for b in range(m):
+        entry = A[b, b]
+        np.sqrt(entry * (entry > 0), out=sine[b])
+        inverse[b] = 1 / (sine[b] + (sine[b] == 0))
+        row = A[b, b + 1 :]
+        row *= inverse[b]
+        if b + 1 < m:
+            A[b + 1 :, b + 1 :] -= row[:-1, None] * row
+    sound = (zero | (sine > least) & (sine * length > noise)).all(0)
+    y = A[:, m]
+    for c in range(m - 1, -1, -1):
+        y[c] *= inverse[c]
+        y[:c] -= A[:c, c] * y[c]
+    return y * scale, sound
 
 
 def orthogonalize(

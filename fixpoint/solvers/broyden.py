@@ -214,7 +214,7 @@ class Broyden(IterativeSolver):
         accepted, learns, *new = evaluate(accept, [merit, *last], self._constants(k))
         factors, full_direction, count = self._with_room(state)
         s, start, g = evaluate.multiply(last[1], state.direction), z, end
-        if evaluate.all(accepted):
+        if evaluate.kind.all(accepted):
             p = after = factors.apply(end)
         else:
             at_end, used = (evaluate.column(x) > 0 for x in (accepted, learns))
@@ -361,6 +361,9 @@ def accept(
     for other in window[1:]:
         largest = kind.where(other > largest, other, largest)
     accepted = (merit <= growth * largest) & (step > 0)  # False where g is not finite
+    if kind.all(accepted):
+        zero = kind.zeros_like(merit)
+        return [accepted, accepted, merit, zero + 1, zero, *window[1:], merit]
     near = (merit <= MAX_GROWTH**2 * last) & (rejections < MAX_LEARNED)
     # The minimiser of the parabola through the start, its slope and the end of the trial.
     below = merit - last + 2 * last * step
@@ -390,6 +393,8 @@ def pair_weight(
     square, inner = numbers
     zero = kind.zeros_like(square)
     regular = kind.where(inner < 0, -inner, inner) > LEAST_PIVOT * square  # False for s = 0
+    if kind.all(regular):
+        return [1 / inner]
     moved = square > 0
     square = kind.where(moved, square, 1.0)
     # The inner `where` keeps inf, and 0 * inf in the gradient, away from regular samples.
@@ -417,6 +422,8 @@ def clip(kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]) 
     last = MAX_LENGTHENING**2 * square
     largest = kind.least(kind.where(last > 0, last, math.inf), merit / eps)
     cut = kind.sqrt(largest / (size + (size == 0)))
+    if kind.all((cut >= 1) & (accepted > 0)):
+        return [kind.zeros_like(cut) + 1, step]
     cut = kind.where(cut < 1, cut, 1.0)
     cut = kind.where(cut > tiny, cut, tiny)
     length = cut * kind.sqrt(size)

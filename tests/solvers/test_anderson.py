@@ -2,12 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from support.hard_problems import HARD, STIFF
 
 from fixpoint import Anderson, FixedPoint, Implicit, Newton, Unrolled, solve
 from fixpoint.solvers import _weights as weights
+from fixpoint.solvers._numbers import ARRAYS
 
 BY_NAME = {p.name: p for p in HARD + STIFF}
 TIGHT = {"max_iter": 299, "rtol": 1e-10, "atol": 0.0}
@@ -126,3 +128,19 @@ def test_collinear_histories_leave_the_gradient_of_unrolled_solves_right(seed):
     exact = gradient(FixedPoint(Newton(rtol=1e-13, atol=0.0), Implicit()))
     unrolled = gradient(FixedPoint(Anderson(rtol=1e-12, atol=1e-12, max_iter=200), Unrolled()))
     assert (unrolled - exact).norm() <= 1e-7 * exact.norm()
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3])
+@pytest.mark.parametrize("m", [1, 2, 5, 7])
+def test_weights_of_a_batch_have_the_bits_of_its_samples(m, ridge):
+    random = np.random.default_rng(m)
+    dG = random.standard_normal((40, m, 9)) * 10.0 ** random.integers(-9, 9, (40, m, 1))
+    dG[0, 0], dG[1, -1], dG[2], dG[3] = 0, 2 * dG[1, 0], np.inf, np.nan
+    with np.errstate(all="ignore"):
+        gram = np.einsum("bid,bjd->ijb", dG, dG)
+        right = list(np.einsum("bid,bd->ib", dG, random.standard_normal((40, 9))))
+        given = [gram[i, i:] for i in range(m)], right, np.full(40, 1e-7), ridge, 0.1
+        one_by_one, sound = weights.eliminate(ARRAYS, *given)
+        together, also_sound = weights.eliminate_arrays(*given)
+    assert np.array_equal(one_by_one, together, equal_nan=True)
+    assert np.array_equal(sound, also_sound)

@@ -33,8 +33,8 @@ class CourseOptions(LoopOptions, Protocol):
 class Course:
     """Course of one solve: its measured, frozen and counted samples; (z, fz, r) belong together.
 
-    `rules.observe` defines what happens to a sample. While every sample is finite and comes nearer
-    to its solution than before, nothing changes but the smallest residuals, and it is not asked.
+    `rules.observe` defines what happens to a sample. While every sample is finite, near its scale
+    and above rounding, only residuals change, and which samples have converged: it is not asked.
 
     Args:
         options: of the solver.
@@ -63,7 +63,7 @@ class Course:
         self.updates = self.looked = self.evaluations = 0
         self.born: int | np.ndarray = 0
         self.renewed: np.ndarray | None = None
-        self.done = self.coupled = self.some_failed = False
+        self.done = self.coupled = False
         self.all_active = self.all_improved = True
         self.restarting: Tensor | None = None
         self.z, self.fz, self.best_z = z, z, z
@@ -85,12 +85,11 @@ class Course:
         m = self._measure(k, z, fz)
         if self.renewed is not None:
             self._begin_again(k, z, fz, m, self.renewed)
-        if not self._improves(k, m):
+        calm = self._calm(k, m)
+        if calm is None:
             z, fz = self._look(k, z, fz, m, phi)
-        elif self.some_failed and self.active is not None:
-            self.best_z = choose_rows(self.active, z, self.best_z)
         else:
-            self.best_z = z
+            self._follow_calm(k, z, *calm)
         self.z, self.fz, self.m, self.looked = z, fz, m, k
         self.next_check = k + self.every
         if self.options.record is not None:
@@ -103,7 +102,7 @@ class Course:
         """Let samples, (B,), be other ones from the next update on, which proposes their starts."""
         self.renewed = rows if self.renewed is None else self.renewed | rows
         self.status = self.status._replace(active=self.status.active | rows)
-        self.done, self.next_check = False, 0
+        self.next_check = 0
         self._note_active()
 
     def _begin_again(self, k: int, z: Tensor, fz: Tensor, m: Measures, renewed: np.ndarray) -> None:
@@ -142,7 +141,7 @@ class Course:
             m = Measures(sizes[0], sizes[1])
             self._begin(m, sizes[2])
             return m
-        sizes = self.norms.measure(z, fz, atol=self._atol, flags=self.moved)
+        sizes = self.norms.measure(z, fz, atol=self._atol, is_safe=self._is_safe, flags=self.moved)
         if self.moved is not None:
             self._has_moved = (sizes[2] if sizes.ndim == 2 else sizes[2, :, 0]) > 0
         return Measures(sizes[0], sizes[1])
@@ -153,46 +152,72 @@ class Course:
             m, start = Measures(first[0], first[1]), first[2]
         with np.errstate(all="ignore"):
             self.status = rules.begin(np, m, start)
+        self._none = np.zeros_like(self.status.active)
         self._note_scale()
 
     def _note_scale(self) -> None:
         scale = self.status.scale
         self._atol = rules.tolerance(np, self.rules, scale)
+        self._is_safe = bool(np.min(self._atol, initial=np.inf) >= self.norms.safe)
         self._bound = rules.GROWN * scale
 
-    def _improves(self, k: int, m: Measures) -> bool:
-        """Tell whether each moving sample is finite, unsolved and nearer its solution than ever."""
-        status = self.status
-        if k == 0 or m.size.ndim == 2:
-            return False
+    def _calm(self, k: int, m: Measures) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Return residuals, and samples that are nearer to their solution than before or have just
+        reached it, (B,) each; None where the rules have to be asked.
+        """
+        status, age = self.status, k - self.born
         if self.options.stop_when is not None or self.rules.most < np.inf:
-            return False
+            return None
+        checks_floor = k % rules.FLOOR_CHECK == 0
         with np.errstate(all="ignore"):
             r = m.residual / (self.norms.rtol * m.size + self._atol)
-            calm = (r > 1) & (r < status.best_r) & (m.size <= self._bound)
-            if k % rules.FLOOR_CHECK == 0:
-                calm &= m.residual > rules.FLOOR * self.rules.eps * m.size
+            near = m.size <= self._bound
+            above = m.residual > rules.FLOOR * self.rules.eps * m.size if checks_floor else near
+            if r.ndim == 2:
+                above, near, r = (above & (r > 1)).any(1), near.all(1), r.max(1)
+            better, solved = r < status.best_r, r <= 1
+            calm = near & (r < np.inf)
+            if checks_floor:
+                calm &= above & (better | (age - status.best_update <= rules.PATIENCE))
+        if self._has_moved is not None:  # else the solver may have refused the step
+            calm &= self._has_moved | status.improved
         if not self.all_active:
-            calm = np.where(status.active, calm, (r <= 1) | (status.r > 1))
-        if not calm.all():
-            return False
-        age = k - self.born
-        best_r, best_update = r, np.zeros_like(status.best_update) + age
-        if not self.all_active:
+            calm = np.where(status.active, calm, solved | (status.r > 1))
+            better, solved = better & status.active, solved & status.active
             r = np.where(status.active, r, status.r)
-            best_r = np.where(status.active, r, status.best_r)
-            best_update = np.where(status.active, age, status.best_update)
-        none = status.coupled & status.active
-        self.status = status._replace(
+        if not calm.all() or (self.rules.goes_on and solved.any()):
+            return None
+        return r, better, solved
+
+    def _follow_calm(
+        self, k: int, z: Tensor, r: np.ndarray, better: np.ndarray, solved: np.ndarray
+    ) -> None:
+        """Note an update whose samples are calm."""
+        before, age = self.status, k - self.born
+        status = before._replace(
             r=r,
-            best_r=best_r,
-            best_update=best_update,
-            improved=status.active,
-            restarting=none,
-            plain=none,
+            best_r=r,
+            best_update=np.full_like(before.best_update, age),
+            improved=better,
+            restarting=self._none,
+            plain=self._none if k else before.plain,
         )
-        self.all_improved, self.restarting = True, None
-        return True
+        self.restarting, self.all_improved = None, bool(better.all())
+        if self.all_improved:
+            self.best_z = z
+        else:
+            status = status._replace(
+                best_r=np.where(better, r, before.best_r),
+                best_update=np.where(better, age, before.best_update),
+                iterations=np.where(before.active, age, before.iterations),
+            )
+            self._keep_best(z, status)
+        if solved.any():
+            iterations = np.where(before.active, age, before.iterations)
+            status = status._replace(active=before.active & ~solved, iterations=iterations)
+        self.status = status
+        if solved.any():
+            self._note_active()
 
     def _look(
         self, k: int, z: Tensor, fz: Tensor, m: Measures, phi: MatrixMap
@@ -264,13 +289,12 @@ class Course:
     def _follow(self, before: Status, status: Status) -> None:
         """Keep for the loop what has changed."""
         self.status = status
-        self.done = not status.active.any() or bool(rules.has_enough(self.rules, status))
         self.coupled = bool(status.coupled)
         self.restarting = None
         if status.restarting.any():
             self.restarting = self._on_device(status.restarting)
             self.every = 1  # a sample that leaves the domain of phi has to be seen at once
-        if (status.active != before.active).any() or self.updates == 0:
+        if (status.active != before.active).any():
             self._note_active()
         self._note_scale()
 
@@ -278,7 +302,7 @@ class Course:
         status = self.status
         self.all_active = bool(status.active.all())
         self.active = None if self.all_active else self._on_device(status.active)
-        self.some_failed = bool((~status.active & ~(status.r <= 1)).any())
+        self.done = not status.active.any() or bool(rules.has_enough(self.rules, status))
 
     def _on_device(self, mask: np.ndarray) -> Tensor:
         return torch.from_numpy(mask).to(self.z.device)

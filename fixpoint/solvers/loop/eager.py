@@ -152,7 +152,9 @@ class Run:
             start, fz = stop_finished(course.active, (z, fz))
             state = stop_finished(course.active, state) if solver.state_has_rows else state
         proposal, state = solver.update(k, start, fz, state, **self.given)
-        z = course.freeze(with_noise(solver, proposal, start), z)
+        if solver.noise > 0:
+            proposal = with_noise(solver, proposal, start)
+        z = course.freeze(proposal, z)
         if k + 1 == self.problem.track_from:
             z, state = _detached(solver, z, state)
             torch.set_grad_enabled(self.tracking)
@@ -210,8 +212,9 @@ def make_updates(
         start, fz = watch.stop_settled((start, fz))
         if solver.state_has_rows:
             state = watch.stop_settled(state)
-        moved, state = solver.update(k, start, fz, state, **given)
-        z = with_noise(solver, moved, start)
+        z, state = solver.update(k, start, fz, state, **given)
+        if solver.noise > 0:
+            z = with_noise(solver, z, start)
     evaluations = solver.max_iter
     if watch.looks:
         watch.note(z, phi(watch.stop_settled(z)))

@@ -20,8 +20,6 @@ def with_noise(options: NoiseOptions, new: Tensor, z: Tensor) -> Tensor:
 
     What an update leaves as it is, as the zeros that end a group, has no noise.
     """
-    if options.noise == 0:
-        return new
     step = (new - z).detach()
     moves = step != 0
     count = moves.sum(1, keepdim=True).clamp_min(1)

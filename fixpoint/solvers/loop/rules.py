@@ -25,6 +25,8 @@ FLOOR_CHECK = 4
 """The rounding floor is looked for at each so many updates."""
 FLOOR = 2.0
 """A residual of so many eps of the size of phi(z) is rounding noise."""
+PATIENCE = 5
+"""Updates without a smaller residual, before which it is not called rounding noise for that."""
 FLOOR_CHECKS = 5
 """Most checks at which a sample may be at the rounding floor."""
 
@@ -286,8 +288,8 @@ def end_refused(xp: Any, before: Status, status: Status, moved: Array) -> Status
 def end_at_floor(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -> Status:
     """End samples whose residual is rounding noise, after update k.
 
-    It has not fallen for 5 updates, and one more for each eps that it is above zero; or it was
-    below `FLOOR` eps for `FLOOR_CHECKS` checks.
+    It has not fallen for `PATIENCE` updates, and one more for each eps that it is above zero; or it
+    was below `FLOOR` eps for `FLOOR_CHECKS` checks.
     """
     level = m.residual / (rules.eps * m.size)
     if level.ndim == 2:  # of the leaves above their tolerance
@@ -295,7 +297,7 @@ def end_at_floor(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -
         level = xp.where(m.residual > scale, level, 0.0)
     level = _over_leaves(xp, level)
     status = status._replace(floor_checks=status.floor_checks + (level <= FLOOR))
-    at_floor = (k - status.best_update > 5 + level) | (status.floor_checks > FLOOR_CHECKS)
+    at_floor = (k - status.best_update > PATIENCE + level) | (status.floor_checks > FLOOR_CHECKS)
     at_floor = status.active & at_floor & (k >= rules.min_iter)
     far = _any_leaf(m.size > MAX_GROWTH * status.scale)
     status = _end(xp, status, at_floor & ~far, Stall.ROUNDING)
@@ -304,6 +306,9 @@ def end_at_floor(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -
 
 def finish(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -> tuple[Array, Array]:
     """Return `Result` and `Stall` codes of each sample after the last update k, (B,) each."""
+    if xp is np and ((status.r <= 1) & ~status.nonfinite).all():
+        none = 0 * status.stall
+        return none + int(Result.CONVERGED), none
     lost = status.nonfinite | ((status.r == np.inf) & _has_no_residual(rules, status))
     going = status.active
     if rules.most < np.inf:
