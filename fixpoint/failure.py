@@ -9,7 +9,14 @@ from torch import Tensor
 
 from fixpoint._messages import unknown_name
 from fixpoint._torch import has_values, is_recorded, stored
-from fixpoint.solution import ConvergenceError, Result, Solution, describe_failures, has_failed
+from fixpoint.solution import (
+    ConvergenceError,
+    Result,
+    Solution,
+    Stall,
+    describe_failures,
+    has_failed,
+)
 
 OnFailure = Literal["ignore", "warn", "raise"]
 FailedRows = Literal["zero", "keep", "phantom", "raise"]
@@ -41,6 +48,22 @@ def some_lost(solution: Solution) -> bool:
     if is_recorded(solution.result) or not has_values(solution.result):
         return False
     return bool((stored(solution.result) == Result.NONFINITE.value).any())
+
+
+def unsafe_rows(solution: Solution) -> Tensor | None:
+    """Return samples that failed where a derivative of phi may not be finite, (B,); None without.
+
+    Those whose budget is spent, or that make no progress, ended where phi is as at any other state.
+    """
+    if is_recorded(solution.result) or not some_failed(solution.result):
+        return None
+    result, stall = solution.result, solution.stall
+    safe = (result == Result.MAX_ITER.value) | (result == Result.STOPPED.value)
+    if stall is not None:
+        idle = (stall == Stall.NO_PROGRESS.value) | (stall == Stall.ROUNDING.value)
+        safe = safe | ((result == Result.STALLED.value) & idle)
+    unsafe = has_failed(result) & ~safe
+    return unsafe if bool(stored(unsafe).any()) else None
 
 
 class NonConvergenceHandler:

@@ -14,9 +14,9 @@ from fixpoint._torch import inside_forward_mode, no_gradients
 from fixpoint._validation import names_options
 from fixpoint.backward._vmap import run_without_gradient
 from fixpoint.derivatives import Derivatives, MatrixMap
-from fixpoint.failure import FailedRows, some_failed
+from fixpoint.failure import FailedRows, unsafe_rows
 from fixpoint.row_guard import guard_rows
-from fixpoint.solution import Result, Solution, has_failed
+from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Solver
 from fixpoint.solvers.base import IterativeSolver
 from fixpoint.solvers.loop.eager import Problem, make_first_updates
@@ -86,9 +86,8 @@ def solve_then_track(
     lost = solution.result == Result.NONFINITE.value
     with no_gradients():
         start = torch.where(lost[:, None], z0, solution.z).clone()
-    guarded = phi
-    if not torch.compiler.is_compiling() and some_failed(solution.result):
-        guarded = guarded_map(phi, has_failed(solution.result))
+    unsafe = None if torch.compiler.is_compiling() else unsafe_rows(solution)
+    guarded = phi if unsafe is None else guarded_map(phi, unsafe)
     problem = Problem(guarded, Derivatives(guarded), t)
     made = make_first_updates(cast(IterativeSolver, updates), problem, start, count, lost)
     return replace(

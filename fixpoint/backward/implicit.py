@@ -31,8 +31,9 @@ from fixpoint.failure import (
     OnFailure,
     checked_failed,
     some_failed,
+    unsafe_rows,
 )
-from fixpoint.solution import Result, Solution, has_failed
+from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Anderson, Broyden, Newton, Solver, make_solver
 from fixpoint.solvers.base import ALONE, IterativeSolver
 from fixpoint.solvers.broyden import BroydenState
@@ -268,15 +269,15 @@ def _closure_at(
 ) -> tuple[Closure, Tensor]:
     """Return phi evaluated at the solution, and the leaf that stands for it there."""
     measured = solver.has_tolerance or solution.trace is not None
-    lost = has_failed(solution.result) if measured and some_failed(solution.result) else None
+    unsafe = unsafe_rows(solution) if measured else None
     with level_zero():
         z = solution.z.detach()
-        if lost is not None:
+        if unsafe is not None:
             # A lost sample has no gradient; phi may not be differentiable where it was lost.
             nonfinite = (solution.result == Result.NONFINITE.value)[:, None]
             z = torch.where(nonfinite, z0.detach(), z)
         z.requires_grad_()
-    return closure_convert(phi, z, lost=lost), z
+    return closure_convert(phi, z, lost=unsafe), z
 
 
 def _default_adjoint(solver: Solver, dtype: torch.dtype) -> Solver:

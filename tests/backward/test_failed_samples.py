@@ -15,8 +15,10 @@ from fixpoint import (
     Phantom,
     Picard,
     Unrolled,
+    row_guard,
     solve,
 )
+from fixpoint.solution import has_failed
 
 D = torch.float64
 QUIET = {"on_failure": "ignore"}
@@ -125,3 +127,20 @@ def test_the_last_updates_of_a_solver_that_counts():
         layer = FixedPoint(SQUAREM(rtol=1e-12, max_iter=200), Unrolled(last=n))
         layer(lambda z: a * z + 1, torch.zeros(1, 1, dtype=D)).z.sum().backward()
         assert a.grad.item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("backward", [Phantom(2), Implicit(), Phantom(2, failed="keep")])
+@pytest.mark.parametrize("options", [{"max_iter": 3}, {"max_iter": 30, "stop": 0.5}])
+def test_samples_that_only_need_more_updates_cost_no_check_of_each_operation(
+    backward, options, monkeypatch
+):
+    def unexpected(*arguments):
+        raise AssertionError("the gradient checks each operation of phi for NaN and inf")
+
+    monkeypatch.setattr(row_guard._RowGuard, "__init__", unexpected)
+    a = torch.tensor([[0.999], [0.5], [0.5]], requires_grad=True)
+    layer = FixedPoint(Picard(**options), backward, on_failure="ignore")
+    solution = layer(lambda z: a * z + 1, torch.zeros(3, 1))
+    assert has_failed(solution.result)[0]
+    solution.z.sum().backward()
+    assert torch.isfinite(a.grad).all()
