@@ -36,6 +36,7 @@ def attach_gradient(
     backward: Backward | None = None,
     rtol: float = 1e-3,
     batched: bool = True,
+    groups: Tensor | None = None,
 ) -> Tree:
     """Return z with the implicit gradient that it has as the solution of z = phi(z) or phi(z) = 0.
 
@@ -52,10 +53,11 @@ def attach_gradient(
         backward: `Implicit` with a linear solve by a matrix for samples of up to 64 numbers and by
             Krylov products for larger ones, if it is not given or has no solver; or `Phantom`.
         rtol: of the residual, relative to z; in the units of `solve_root` for a root.
-        batched: as for `solve`.
+        batched, groups: as for `solve`.
 
     Raises:
-        ValueError: an unknown form, or phi returns another structure or shape.
+        ValueError: an unknown form, phi returns another structure or shape, or groups are not
+            numbers of the rows.
         TypeError: z is not a tree of floating-point or complex tensors, or the backward needs the
             updates of a solve.
 
@@ -78,13 +80,20 @@ def attach_gradient(
             f"{type(backward).__name__} differentiates the updates of a solve, which are not known "
             "here: take Implicit() or Phantom()"
         )
-    return outside_graph(_attach, phi, z, form, backward, positive(rtol=rtol), batched)
+    given = form, backward, positive(rtol=rtol), batched, groups
+    return outside_graph(_attach, phi, z, *given)
 
 
 def _attach(
-    phi: Map, z: Tree, form: Form, backward: Backward | None, rtol: float, batched: bool
+    phi: Map,
+    z: Tree,
+    form: Form,
+    backward: Backward | None,
+    rtol: float,
+    batched: bool,
+    groups: Tensor | None,
 ) -> Tree:
-    packing = Packing(z, batched=batched)
+    packing = Packing(z, batched=batched, groups=groups)
     start = packing.start(z)
     packed: MatrixMap = packing.wrap(phi)
     backward = _ready(backward, sum(packing.columns), packing.dtype)

@@ -52,7 +52,7 @@ class RowCheck(NamedTuple):
         )
 
 
-def check_rows(phi: Map, z: Tree, *, size: float = 0.1) -> RowCheck:
+def check_rows(phi: Map, z: Tree, *, size: float = 0.1, groups: Tensor | None = None) -> RowCheck:
     """Find samples whose phi(z) depends on other samples, as by batch normalization or a graph.
 
     Samples are solved each to its own tolerance, which is right only where they are independent.
@@ -64,6 +64,7 @@ def check_rows(phi: Map, z: Tree, *, size: float = 0.1) -> RowCheck:
         phi: map of a tree like z to one of the same structure, shapes and dtype.
         z: tensor, or nested tuple, list or dict of tensors, each (B, ...).
         size: of the perturbations, relative to the root mean square of z, or absolute where z is 0.
+        groups: numbers of the sample of each row, as for `solve`; samples are then groups.
 
     Example:
         >>> import torch
@@ -72,7 +73,7 @@ def check_rows(phi: Map, z: Tree, *, size: float = 0.1) -> RowCheck:
         >>> check_rows(phi, torch.zeros(3, 1)).describe()
         '2 of 3 samples depend on others (0, 1): solve the batch as one with batched=False'
     """
-    packing = Packing(z)
+    packing = Packing(z, groups=groups)
     packed = packing.wrap(phi)
     with torch.no_grad():
         start = packing.start(z)

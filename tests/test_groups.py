@@ -8,6 +8,7 @@ from fixpoint import (
     SOLVERS,
     Anderson,
     Broyden,
+    ConvergenceWarning,
     FixedPoint,
     Implicit,
     Newton,
@@ -15,6 +16,8 @@ from fixpoint import (
     Picard,
     Root,
     Unrolled,
+    attach_gradient,
+    check_rows,
     make_solver,
     solve,
     solve_root,
@@ -239,3 +242,29 @@ def test_broyden_factors_serve_the_adjoint():
     z = newton(graph(BATCH, W_, X[ORDER]), torch.zeros_like(X), batched=False).z
     expected = torch.autograd.grad((z * COTANGENT).sum(), W_)[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", ["fixed-point", "root"])
+def test_a_gradient_is_attached_to_each_graph(form):
+    W_, X_ = W.clone().requires_grad_(), X.clone().requires_grad_()
+    solver = Anderson(**TIGHT)
+    z = FixedPoint(solver, Implicit(solver))(
+        graph(BATCH, W_, X_), torch.zeros_like(X_), groups=GROUPS
+    ).z
+    expected = torch.autograd.grad(z, (W_, X_), COTANGENT)
+    phi = graph(BATCH, W_, X_)
+    equation = phi if form == "fixed-point" else lambda z: 1e3 * (phi(z) - z)
+    attached = attach_gradient(equation, z.detach(), form=form, groups=GROUPS)
+    found = torch.autograd.grad(attached, (W_, X_), COTANGENT)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    worse = z.detach() + (GROUPS == 2)[:, None]
+    with pytest.warns(ConvergenceWarning, match="1 of 4 samples"):
+        attach_gradient(equation, worse, form=form, groups=GROUPS)
+
+
+def test_graphs_are_told_from_what_joins_them():
+    phi, z = graph(BATCH, W, X), torch.zeros_like(X)
+    assert check_rows(phi, z, groups=GROUPS).independent
+    first = (GROUPS == 0)[:, None]
+    leak = check_rows(lambda z: phi(z) + 0.1 * first * z.sum(), z, groups=GROUPS)
+    assert leak.coupled.tolist() == [True, False, False, False]
