@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,6 +81,8 @@ __all__ = [
     "wrapper_level",
 ]
 
+R = TypeVar("R")
+
 
 def while_loop(condition: Any, body: Any, carried: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Run the body while the condition holds, as one operation of a graph."""
@@ -97,7 +100,29 @@ def scan(step: Any, start: Any, inputs: Tensor) -> tuple[Any, Tensor]:
     return last, outputs
 
 
-untraced = torch._disable_dynamo
+def untraced(f: Callable[..., R]) -> Callable[..., R]:
+    """Return f, which the compiler neither traces nor traces anything within.
+
+    As `torch._disable_dynamo`, whose first call imports the compiler, which takes two seconds:
+    where it has not been imported, nothing is traced.
+    """
+    disabled = torch._disable_dynamo(f)
+    frames = torch._C._dynamo.eval_frame
+    if not hasattr(frames, "_FrameExecStrategy"):
+        return disabled
+
+    @functools.wraps(f)
+    def call(*arguments: Any, **options: Any) -> R:
+        may_trace = "torch._dynamo" in sys.modules
+        return (disabled if may_trace else f)(*arguments, **options)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    action = frames._FrameAction
+    strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    frames.set_code_exec_strategy(call.__code__, strategy)
+    return call
+
+
 """Decorator of a function that torch.compile calls and does not trace."""
 
 
@@ -239,14 +264,13 @@ def inside_vmap(x: Tensor) -> bool:
     return False
 
 
-R = TypeVar("R")
-
-
 def outside_graph(f: Callable[..., R], *arguments: Any) -> R:
     """Return f(*arguments), which torch.compile leaves out of its graph.
 
-    `torch.compiler.disable` as a decorator would import the compiler with the package.
+    Where the compiler has not been imported, which takes two seconds, nothing is traced.
     """
+    if "torch._dynamo" not in sys.modules:
+        return f(*arguments)
     return torch.compiler.disable(f)(*arguments)
 
 

@@ -181,3 +181,26 @@ def test_an_import_loads_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )
     assert result.stdout.split() == []
+
+
+FIRST_GRADIENT = """
+import sys, torch
+from fixpoint import FixedPoint, Phantom, Root, Unrolled, attach_gradient
+from fixpoint.sequence import solve_sequence
+a = torch.tensor([[0.5]], requires_grad=True)
+phi, z0 = lambda z: a * z + 1, torch.zeros(1, 1)
+for backward in (None, Phantom(), Unrolled()):
+    FixedPoint("anderson", backward)(phi, z0).z.sum().backward()
+Root()(lambda z: phi(z) - z, z0).z.sum().backward()
+attach_gradient(phi, torch.full((1, 1), 2.0)).sum().backward()
+solve_sequence(lambda h, x: torch.tanh(a * h + x), torch.ones(4, 1, 1), z0).z.sum().backward()
+assert a.grad != 0
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_first_gradient_does_not_wait_for_the_compiler():
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_GRADIENT], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
