@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypedDict
 
@@ -135,14 +136,7 @@ class EquilibriumMap(ShowsAllOptions, Resettable):
 
         A subclass with a new phi and the form of its parent is another map.
         """
-        owner = self._owner(form)
-        return owner is not EquilibriumMap and all(
-            issubclass(owner, self._owner(method)) for method in ("bind", "input_projection")
-        )
-
-    def _owner(self, method: str) -> type:
-        """Return the class that defines the method."""
-        return next(c for c in type(self).__mro__ if method in vars(c))
+        return _defines(type(self), form)
 
     def forward(
         self,
@@ -176,6 +170,18 @@ class EquilibriumMap(ShowsAllOptions, Resettable):
     def extra_repr(self) -> str:
         bias = "" if self.b is not None else ", bias=False"
         return f"{self.input_size}, {self.hidden_size}, nonlinearity={self.nonlinearity!r}{bias}"
+
+
+@functools.cache
+def _defines(kind: type, form: str) -> bool:
+    """Tell for `EquilibriumMap.defines` what a class says; a step asks it each time."""
+
+    def owner(method: str) -> type:
+        return next(c for c in kind.__mro__ if method in vars(c))
+
+    given = owner(form)
+    phi = owner("bind"), owner("input_projection")
+    return given is not EquilibriumMap and all(issubclass(given, c) for c in phi)
 
 
 class JordanMap(EquilibriumMap):
