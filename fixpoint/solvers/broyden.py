@@ -393,9 +393,9 @@ def pair_weight(
     square, inner = numbers
     zero = kind.zeros_like(square)
     regular = kind.where(inner < 0, -inner, inner) > LEAST_PIVOT * square  # False for s = 0
-    if kind.all(regular):
+    moved = square > 0  # s . s may vanish by underflow where s . q does not
+    if kind.all(regular & moved):
         return [1 / inner]
-    moved = square > 0
     square = kind.where(moved, square, 1.0)
     # The inner `where` keeps inf, and 0 * inf in the gradient, away from regular samples.
     pivot = kind.where(regular, 2.0, inner / square)
