@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fixpoint._torch import inside_forward_mode, inside_transform, version
+from fixpoint._groups import groups_of
+from fixpoint._torch import has_values, inside_forward_mode, inside_transform, version
+from fixpoint.row_guard import guard_rows
 
 MatrixMap = Callable[[Tensor], Tensor]
 MAX_SINGLE_PASSES = 512
@@ -65,20 +67,26 @@ class Derivatives:
         self.phi = phi
         self.products = 0
         self.evaluations = 0
+        self.columns = getattr(phi, "columns", ())
         self._last: tuple[Tensor, Linearization] | None = None
+        self._lost: Tensor | None = None
 
     def evaluate(self, z: Tensor) -> Tensor:
         """Return phi(z), (B, D), for a solver that will ask for J at this very tensor z.
 
         Where the evaluation is itself differentiated it is phi(z) and nothing is kept.
         """
-        self._last = None
+        self._last = self._lost = None
         if torch.is_grad_enabled() or inside_forward_mode():
-            return self.phi(z)
+            fz = self.phi(z)
+            self._note_lost(fz)
+            return fz
         linearization = linearize(self.phi, z)
         if version(linearization.argument) > 0:
             return self.phi(z)  # it writes into its input: so that this shows there
-        self._last = z, linearization
+        self._note_lost(linearization.fz)
+        if self._lost is None:
+            self._last = z, linearization
         return linearization.fz.detach()
 
     def jacobian(self, z: Tensor) -> Tensor:
@@ -91,7 +99,7 @@ class Derivatives:
         with _naming_gmres(z):
             if torch.is_grad_enabled() or inside_transform():
                 self.evaluations += 1
-                return batch_jacobian(self.phi, z)
+                return batch_jacobian(self._guarded, z)
             return self._linearization(z).jacobian()
 
     def jvp(self, z: Tensor, v: Tensor) -> Tensor:
@@ -102,9 +110,22 @@ class Derivatives:
     def _linearization(self, z: Tensor) -> Linearization:
         if self._last is None or self._last[0] is not z:
             self._last = None  # two graphs at a time would take twice the memory
-            self._last = z, linearize(self.phi, z)
+            self._last = z, linearize(self._guarded, z)
             self.evaluations += 1
         return self._last[1]
+
+    def _note_lost(self, fz: Tensor) -> None:
+        """Note the samples that are not finite, whose rows phi combines with those of others.
+
+        It multiplies them by 0, as by a matrix of all graphs; 0 * NaN is NaN.
+        """
+        if groups_of(self.columns) is not None and has_values(fz) and not inside_transform():
+            lost = ~fz.detach().isfinite().all(1)
+            self._lost = lost if bool(lost.any()) else None
+
+    def _guarded(self, z: Tensor) -> Tensor:
+        with guard_rows(self._lost, self.columns):
+            return self.phi(z)
 
 
 @contextmanager

@@ -144,6 +144,7 @@ class _FixedForm:
         self.solver = solver
         self.starts: tuple[Tensor, Tensor] | None = None  # rows that begin, and all states
         self.begun: Tensor | None = None
+        self.first: Tensor | None = None  # number of the first update of each row, (B,)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.solver, name)
@@ -160,11 +161,13 @@ class _FixedForm:
 
     def update(self, k: int, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Return `update_fixed`, with a new state for rows that have just begun."""
-        if state is None:
-            state = self.solver.init_fixed(z, fz)
+        number = torch.tensor(k, device=z.device)
+        if state is None or self.first is None:
+            state, self.first = self.solver.init_fixed(z, fz), number.expand(len(z))
         elif self.begun is not None:
             state = _rows_of(self.begun, self.solver.init_fixed(z, fz), state)
-        new, state = self.solver.update_fixed(torch.tensor(k, device=z.device), z, fz, state)
+            self.first = torch.where(self.begun, number, self.first)
+        new, state = self.solver.update_fixed(number - self.first, z, fz, state)
         self.begun = None
         if self.starts is not None:
             new, self.begun = choose_rows(*self.starts, new), self.starts[0]

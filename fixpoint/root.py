@@ -40,8 +40,8 @@ def solve_root(
     Any solver of fixed points takes it as phi(z) = z - c F(z), with a c for each sample and each
     tensor of a tree: 1 / c is the slope of F along the direction of F itself, at z0 and, where the
     slope is another one there, at the solution. So a tolerance is a distance in units of z: a
-    sample has converged when c rms(F(z)) <= atol + rtol rms(z). F times any number gives the same
-    solution by the same updates.
+    sample has converged when c rms(F(z)) <= atol + rtol rms(z). F times any positive number gives
+    the same solution by the same updates.
 
     Args:
         F: map of a tree like z0 to one of the same structure, shapes and dtype; each batch row on

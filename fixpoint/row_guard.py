@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 
 from fixpoint._groups import groups_of
 from fixpoint._modes import map_nested, unrecorded
-from fixpoint._torch import untraced
+from fixpoint._torch import has_values, stored, untraced
 
 
 def guard_rows(lost: Tensor | None, columns: Sequence[int] = ()) -> AbstractContextManager[Any]:
@@ -22,6 +22,8 @@ def guard_rows(lost: Tensor | None, columns: Sequence[int] = ()) -> AbstractCont
     inf in a lost row are replaced by 0, in each operation's arguments and results and in their
     gradients. Rows of a tensor are those of samples only if no other row has such numbers: else
     the tensor is left as it is. Where a sample is a group of rows, the same for tensors (N, ...).
+    Where all samples are lost, as the one of a state without a batch axis, all tensors are kept
+    finite, whatever their shape.
 
     Args:
         columns: of the map, which have the groups; see `Columns`.
@@ -29,12 +31,14 @@ def guard_rows(lost: Tensor | None, columns: Sequence[int] = ()) -> AbstractCont
     if lost is None:
         return nullcontext()
     groups = groups_of(columns)
-    return _RowGuard([lost] if groups is None else [lost, lost[groups.number]])
+    whole = has_values(lost) and bool(stored(lost).all())
+    return _RowGuard([lost] if groups is None else [lost, lost[groups.number]], whole)
 
 
 class _RowGuard(TorchFunctionMode):
-    def __init__(self, masks: list[Tensor]) -> None:
+    def __init__(self, masks: list[Tensor], whole: bool) -> None:
         super().__init__()
+        self.whole = whole
         self.lost = {len(mask): mask for mask in masks}
         self.cleaned: dict[int, tuple[Tensor, Tensor]] = {}  # arguments, with what replaces them
 
@@ -64,20 +68,21 @@ class _RowGuard(TorchFunctionMode):
         with unrecorded():
             if not x.requires_grad and bool(x.isfinite().all()):
                 return x
-        return clean_rows(x, self.lost[len(x)])
+        return clean_rows(x, None if self.whole else self.lost[len(x)])
 
     def _may_have_rows(self, x: Any) -> bool:
         return (
             isinstance(x, Tensor)
             and (x.is_floating_point() or x.is_complex())
             and x.layout == torch.strided
-            and x.dim() > 0
-            and x.shape[0] in self.lost
+            and (self.whole or (x.dim() > 0 and x.shape[0] in self.lost))
         )
 
 
-def clean_rows(x: Tensor, lost: Tensor) -> Tensor:
-    """Return x and its derivatives with 0 for the lost rows that are not finite."""
+def clean_rows(x: Tensor, lost: Tensor | None) -> Tensor:
+    """Return x and its derivatives with 0 for the lost rows that are not finite; None: for all
+    numbers that are not.
+    """
     if has_torch_function((x,)):
         return handle_torch_function(clean_rows, (x,), x, lost)
     return _CleanRows.apply(x, lost)
@@ -87,11 +92,11 @@ class _CleanRows(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, lost: Tensor) -> Tensor:
+    def forward(x: Tensor, lost: Tensor | None) -> Tensor:
         return _with_finite_rows(x, lost)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1])
         ctx.save_for_forward(inputs[1])
 
@@ -104,7 +109,9 @@ class _CleanRows(torch.autograd.Function):
         return _with_finite_rows(tangent, ctx.saved_tensors[0])
 
 
-def _with_finite_rows(x: Tensor, lost: Tensor) -> Tensor:
+def _with_finite_rows(x: Tensor, lost: Tensor | None) -> Tensor:
+    if lost is None:
+        return torch.where(x.isfinite(), x, 0.0)
     bad = ~x.isfinite().reshape(x.shape[0], -1).all(1)
     rows = bad & lost & ~(bad & ~lost).any()
     return torch.where(rows.view(-1, *(1,) * (x.dim() - 1)), 0.0, x)

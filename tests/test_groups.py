@@ -11,9 +11,11 @@ from fixpoint import (
     ConvergenceWarning,
     FixedPoint,
     Implicit,
+    LevenbergMarquardt,
     Newton,
     Phantom,
     Picard,
+    Result,
     Root,
     Unrolled,
     attach_gradient,
@@ -158,6 +160,23 @@ def test_a_group_that_is_not_finite_touches_no_weight(backward):
         others = torch.where((GROUPS > 0)[:, None], z, 0.0)
         found.append(torch.autograd.grad((others * COTANGENT).sum(), W_)[0])
     torch.testing.assert_close(*found, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(
+    "solver", [Newton(), Newton(linear="gmres"), LevenbergMarquardt(max_iter=60)], ids=str
+)
+def test_a_group_that_is_not_finite_leaves_the_derivatives_of_others(solver):
+    """A matrix of all graphs multiplies its rows by 0, and 0 * NaN is NaN."""
+    bad = X.clone()
+    bad[2] = float("nan")
+    ends = [
+        solve(graph(BATCH, W, x[ORDER]), torch.zeros_like(X), solver, groups=GROUPS)
+        for x in (bad, X)
+    ]
+    assert ends[0].result.tolist() == [Result.NONFINITE, 0, 0, 0]
+    assert torch.equal(ends[0].iterations[1:], ends[1].iterations[1:])
+    others = GROUPS > 0
+    torch.testing.assert_close(ends[0].z[others], ends[1].z[others], rtol=1e-10, atol=1e-12)
 
 
 def test_deq_states_penalty_and_record():

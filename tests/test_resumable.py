@@ -67,6 +67,34 @@ def test_each_sample_is_solved_as_if_alone(solver):
     assert updates < int(whole.iterations.sum())
 
 
+@pytest.mark.parametrize(
+    "solver",
+    [
+        Broyden(memory=3, max_iter=12, rtol=1e-8),
+        Broyden(memory=60, max_iter=12, rtol=1e-8),
+        DampedPicard(patience=1, max_iter=12, rtol=1e-8),
+    ],
+    ids=["full memory", "broyden", "damped"],
+)
+def test_a_sample_in_a_slot_that_was_used_makes_the_updates_it_makes_alone(solver):
+    """Its first steps may grow further than later ones, and its memory is full at its own time."""
+    x = torch.tensor([[0.1], [0.6403], [0.9]], dtype=D)
+    start = torch.tensor([[0.0], [-0.4481], [-2.0]], dtype=D)
+
+    def rises(z, x):
+        return z + torch.exp(-z.abs()) * x
+
+    run = ResumableSolve(rises, start[:2], x[:2], solver=solver)
+    for count in (7, 13):
+        run.advance(count)
+        run.refill(torch.tensor([0]), start[1:2], x[1:2])
+    run.advance(13)
+    alone = solve(lambda z: rises(z, x[1:2]), start[1:2], solver)
+    found = run.take(torch.tensor([0, 1]))
+    torch.testing.assert_close(found.z, alone.z.expand(2, 1), rtol=1e-9, atol=0)
+    assert found.iterations.tolist() == [12, 12]
+
+
 def test_each_sample_has_its_own_budget_and_result():
     solver = Picard(max_iter=12, rtol=1e-8)
     rates = torch.tensor([[0.01], [0.9]], dtype=D)

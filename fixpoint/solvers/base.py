@@ -378,7 +378,9 @@ class IterativeSolver(Solver):
         )
 
     def update_fixed(self, k: Tensor, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Return `update` with a state of `init_fixed`; k = 0, 1, ... is a 0-d tensor of int64."""
+        """Return `update` with a state of `init_fixed`; k = 0, 1, ... is a tensor of int64, 0-d, or
+        (B,) where samples begin one after the other.
+        """
         return self.update(k, z, fz, state)  # type: ignore[arg-type]
 
     def restart_fixed(self, state: Any, rows: Tensor, z: Tensor, fz: Tensor) -> Any:

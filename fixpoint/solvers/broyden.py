@@ -259,7 +259,7 @@ class Broyden(IterativeSolver):
                 f"an exported graph holds Broyden with memory >= max_iter alone; got memory="
                 f"{self.memory}, max_iter={self.max_iter}: raise memory, or take Anderson"
             )
-        full = (count >= factors.U.shape[1]).any()
+        full = (count >= factors.U.shape[1]).any()  # of one sample, where they began one by one
         given = [*factors, full_direction, count, state.g]
         if torch.compiler.is_compiling():
             *factors_, full_direction, count = torch.cond(full, _halved, _as_they_are, given)
@@ -295,13 +295,17 @@ def _begin(z: Tensor, fz: Tensor) -> BroydenState:
 def _halved(
     U: Tensor, S: Tensor, T: Tensor, full_direction: Tensor, count: Tensor, g: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return all factors with the last half of their secant pairs, -H g, and the count."""
-    M = U.shape[1]
+    """Return full factors with the last half of their secant pairs, -H g, and the counts."""
+    M, given = U.shape[1], (U, S, T, full_direction, count)
     kept = _keep_last_half(Factors(U, S, T))
     pad = M - M // 2
     U, S = (torch.nn.functional.pad(x, (0, 0, 0, pad)) for x in kept[:2])
     T = torch.nn.functional.pad(kept.T, (0, pad, 0, pad))
-    return U, S, T, kept.apply(g), torch.full_like(count, M // 2)
+    new, full = (U, S, T, kept.apply(g), torch.full_like(count, M // 2)), count >= M
+    return tuple(
+        torch.where(full.view(-1, *(1,) * (x.dim() - 1)), x, y)
+        for x, y in zip(new, given, strict=True)
+    )
 
 
 def _as_they_are(
@@ -393,9 +397,9 @@ def pair_weight(
     square, inner = numbers
     zero = kind.zeros_like(square)
     regular = kind.where(inner < 0, -inner, inner) > LEAST_PIVOT * square  # False for s = 0
-    if kind.all(regular):
+    moved = square > 0  # s . s may vanish by underflow where s . q does not
+    if kind.all(regular & moved):
         return [1 / inner]
-    moved = square > 0
     square = kind.where(moved, square, 1.0)
     # The inner `where` keeps inf, and 0 * inf in the gradient, away from regular samples.
     pivot = kind.where(regular, 2.0, inner / square)

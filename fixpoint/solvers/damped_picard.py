@@ -87,20 +87,21 @@ class DampedPicard(IterativeSolver):
         return DampedPicardState(z, g, merit, beta, torch.zeros_like(beta), torch.zeros_like(beta))
 
     def update(
-        self, k: int, z: Tensor, fz: Tensor, state: DampedPicardState | None
+        self, k: int | Tensor, z: Tensor, fz: Tensor, state: DampedPicardState | None
     ) -> tuple[Tensor, DampedPicardState]:
+        one = k > 0 if isinstance(k, int) else (k > 0).unsqueeze(-1)
         g = at_least_float32(fz - z)
         merit = dot(g, g)
         if state is None:
             state = self.init_fixed(z, fz)
         with torch.no_grad():
             better = merit < state.merit
-            waited = torch.where(better, 0.0, state.waited + (k > 0))
+            waited = torch.where(better, 0.0, state.waited + one)
             far = ~(merit <= TOO_FAR**2 * state.merit)  # True where phi is not finite
             # Where g was least at the update before, that is the last one.
             product = torch.where(state.waited == 0, dot(g, state.g), 0.0)
             opposed = product < OPPOSED * state.merit
-            aligned = torch.where(product > ALIGNED * state.merit, state.aligned + (k > 0), 0.0)
+            aligned = torch.where(product > ALIGNED * state.merit, state.aligned + one, 0.0)
             rises = aligned >= RECOVERY * self.patience
             expired = ((waited >= self.patience) | opposed) & ~far
             beta = torch.where(far | expired, self.factor * state.beta, state.beta)

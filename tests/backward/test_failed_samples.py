@@ -44,6 +44,17 @@ def test_a_sample_that_is_not_finite_touches_no_weight(backward):
         torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("backward", [Implicit(), Unrolled(), Unrolled(last=80), Phantom(80)])
+def test_a_state_without_batch_axis_that_is_not_finite_has_no_gradient(backward):
+    x = torch.tensor([[0.5, -0.2], [0.1, NAN]], dtype=D)
+    a = torch.tensor(0.5, dtype=D, requires_grad=True)
+    w = torch.eye(2, dtype=D, requires_grad=True)
+    layer = FixedPoint(Picard(**TIGHT), backward, **QUIET)
+    z = layer(lambda z: torch.tanh(a * z @ w + x), torch.zeros_like(x), batched=False).z
+    for found in torch.autograd.grad(z.sum(), (a, w)):
+        assert not found.any()
+
+
 def slopes(backward, solver, **options):
     b = torch.tensor(1.0, dtype=D, requires_grad=True)
     slope = torch.tensor([[0.5], [0.6], [1.0]], dtype=D)

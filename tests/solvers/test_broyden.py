@@ -2,12 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from support.hard_problems import HARD, STIFF
 from support.problems import PROBLEMS_BY_NAME
 
 from fixpoint import Broyden, solve
+from fixpoint.solvers._numbers import ARRAYS, FLOATS
+from fixpoint.solvers.broyden import pair_weight
 
 BY_NAME = {p.name: p for p in HARD + STIFF}
 
@@ -72,6 +75,14 @@ def test_a_full_memory_keeps_its_last_half(memory):
     s = state.factors.S[:, -1]
     Hy = s - s @ A  # -y, as H starts from -I
     assert torch.allclose(state.factors.apply(Hy), s, rtol=1e-8, atol=1e-10)
+
+
+def test_a_step_whose_square_vanishes_is_not_learned_from():
+    """Alone and beside one whose pivot is small: its product with the change may not vanish."""
+    for mate in (1.0, 0.0):
+        numbers = [np.array([0.0, 1.0]), np.array([1e-44, mate])]
+        assert pair_weight(ARRAYS, numbers, ())[0][0] == 0
+    assert pair_weight(FLOATS, [0.0, 1e-44], ())[0] == 0
 
 
 def test_the_default_memory_remains_within_its_bytes():

@@ -1,5 +1,7 @@
 """When samples and batches end: `min_iter`, `stop`, `stop_when`, and `noise` in updates."""
 
+import math
+
 import pytest
 import torch
 
@@ -143,6 +145,38 @@ def test_a_solution_that_was_left_again():
     assert (names(kept), kept.z.item(), kept.residual.item()) == (["CONVERGED"], 0.0, 0.0)
     last = solve(lambda z: z / 2, start, Wanders(min_iter=3, max_iter=3, keep_best=False))
     assert (names(last), last.z.item()) == (["MAX_ITER"], 5.0)
+
+
+def test_a_residual_belongs_to_its_state_where_a_sample_moves_on():
+    """Its residual swings within the tolerance while its batch-mate is far from its solution."""
+    c, s = math.cos(0.7), math.sin(0.7)
+    growing = 1.02 * torch.tensor([[c, s / 4], [-4 * s, c]], dtype=D)
+
+    def swings(z):
+        return torch.cat((z[:1] @ growing, 0.99 * z[1:] + 1))
+
+    start = torch.tensor([[1e-3, 0.0], [0.0, 0.0]], dtype=D)
+    for count in range(5, 60):
+        solver = Picard(max_iter=count, rtol=0.0, atol=1e-3, stop="all")
+        solution = solve(swings, start, solver)
+        residual = (swings(solution.z) - solution.z).square().mean(1).sqrt() / 1e-3
+        torch.testing.assert_close(solution.residual, residual)
+
+
+def test_updates_of_a_solved_sample_do_not_depend_on_its_mates():
+    start = torch.tensor([[0.0], [1.0]], dtype=D)
+    solver = Broyden(min_iter=4, rtol=1e-5)
+    for mate in (torch.cos, lambda z: z + 1, lambda z: z / 0):
+        together = solve(lambda z, f=mate: torch.cat((0.5 * z[:1], f(z[1:]))), start, solver)
+        assert together.iterations[0] == 4
+    assert solve(lambda z: 0.5 * z, start[:1], solver).iterations.tolist() == [4]
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": "all"}, {"stop": 0.5}, {"min_iter": 4}])
+def test_no_samples_need_one_evaluation(options):
+    for kind in (Picard, Anderson, Broyden, Newton):
+        solution = solve(torch.cos, torch.zeros(0, 3), kind(**options))
+        assert (solution.z.shape, solution.evaluations) == ((0, 3), 1)
 
 
 def test_the_adjoint_ends_by_itself():

@@ -195,6 +195,19 @@ def test_the_code_does_not_tell_whether_the_last_step_is_taken_back(name):
         assert solution.z.isfinite().all()
 
 
+def test_the_tolerance_of_a_lost_sample_does_not_depend_on_its_mates():
+    x = torch.tensor([[3.0], [0.0]], dtype=torch.float64)
+
+    def phi(z):
+        return torch.where(x[: len(z)] > 0, torch.log(z) - 1, 0.9 * z + 1)
+
+    solver = make_solver("picard", rtol=0.0, atol=1e-3)
+    alone = solve(phi, x[:1], solver)
+    together = solve(phi, x, solver)
+    assert alone.result.item() == together.result[0].item() == Result.NONFINITE
+    assert alone.atol_decides.tolist() == together.atol_decides[:1].tolist() == [False]
+
+
 def test_a_budget_that_ends_in_a_step_to_be_taken_back():
     """The state before it is finite and has a residual: more updates are the remedy."""
     for name, start in (("broyden", 4.0), ("newton", 9.0)):

@@ -63,7 +63,7 @@ class Course:
         self.updates = self.looked = self.evaluations = 0
         self.born: int | np.ndarray = 0
         self.renewed: np.ndarray | None = None
-        self.done = self.coupled = False
+        self.done, self.coupled = len(z) == 0, False
         self.all_active = self.all_improved = True
         self.restarting: Tensor | None = None
         self.z, self.fz, self.best_z = z, z, z
@@ -280,7 +280,9 @@ class Course:
         return choose_rows(rows, z, self.z), choose_rows(rows, fz, self.fz)
 
     def _keep_best(self, z: Tensor, status: Status) -> None:
-        self.all_improved = bool((status.improved | (status.r <= 1)).all())
+        # One that moves on from its solution may have to be put back there.
+        replaced = status.improved if self.rules.goes_on else status.improved | (status.r <= 1)
+        self.all_improved = bool(replaced.all())
         if self.all_improved:
             self.best_z = z
         elif self.keep_best and status.improved.any():

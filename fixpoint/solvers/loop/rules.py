@@ -279,8 +279,8 @@ def are_finite(m: Measures) -> Array:
 
 
 def end_refused(xp: Any, before: Status, status: Status, moved: Array) -> Status:
-    """End samples whose solver refuses every step, so that the last one was of length 0."""
-    refused = status.active & ~before.improved & ~moved
+    """End unsolved samples whose solver refuses every step: the last one was of length 0."""
+    refused = status.active & ~before.improved & ~moved & ~(status.r <= 1)
     iterations = xp.where(refused, before.iterations, status.iterations)
     return _end(xp, status._replace(iterations=iterations), refused, Stall.STEP_REFUSED)
 
@@ -333,7 +333,7 @@ def finish(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -> tupl
 def atol_decides(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:
     """Tell whether atol is the larger part of the tolerance of a sample or of one of its leaves."""
     atol = tolerance(xp, rules, status.scale)
-    return _any_leaf((atol > rules.rtol * m.size) & (m.size >= 0))
+    return _any_leaf((atol > rules.rtol * m.size) & (m.size >= 0)) & ~status.nonfinite
 
 
 def has_stalled(best_update: T, updates: T | int) -> T:
