@@ -136,7 +136,8 @@ class EquilibriumMap(ShowsAllOptions, Resettable):
 
         A subclass with a new phi and the form of its parent is another map.
         """
-        return _defines(type(self), form)
+        known = _defines.__wrapped__ if torch.compiler.is_compiling() else _defines
+        return known(type(self), form)
 
     def forward(
         self,

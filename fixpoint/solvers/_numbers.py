@@ -72,7 +72,7 @@ class Evaluation:
 
     def multiply(self, number: Number, x: Tensor) -> Tensor:
         """Return x, (B, D), with each row multiplied by a number."""
-        if self.kind.all(number == 1):
+        if self._is_one(number):
             return x
         return x * (number if self.kind is FLOATS else self.column(number).to(x.dtype))
 
@@ -80,9 +80,12 @@ class Evaluation:
         """Return a + number b, (B, D), with a number for each row."""
         if self.kind is FLOATS:
             return torch.add(a, b, alpha=number)
-        if self.kind.all(number == 1):
+        if self._is_one(number):
             return a + b
         return torch.addcmul(a, self.column(number).to(b.dtype), b)
+
+    def _is_one(self, number: Number) -> bool:
+        return self.kind is not TENSORS and self.kind.all(number == 1)
 
     def column(self, number: Number) -> Tensor:
         """Return (B, 1)."""

@@ -398,7 +398,7 @@ def pair_weight(
     zero = kind.zeros_like(square)
     regular = kind.where(inner < 0, -inner, inner) > LEAST_PIVOT * square  # False for s = 0
     moved = square > 0  # s . s may vanish by underflow where s . q does not
-    if kind.all(regular & moved):
+    if kind is not TENSORS and kind.all(regular & moved):
         return [1 / inner]
     square = kind.where(moved, square, 1.0)
     # The inner `where` keeps inf, and 0 * inf in the gradient, away from regular samples.
@@ -426,7 +426,7 @@ def clip(kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]) 
     last = MAX_LENGTHENING**2 * square
     largest = kind.least(kind.where(last > 0, last, math.inf), merit / eps)
     cut = kind.sqrt(largest / (size + (size == 0)))
-    if kind.all((cut >= 1) & (accepted > 0)):
+    if kind is not TENSORS and kind.all((cut >= 1) & (accepted > 0)):
         return [kind.zeros_like(cut) + 1, step]
     cut = kind.where(cut < 1, cut, 1.0)
     cut = kind.where(cut > tiny, cut, tiny)
