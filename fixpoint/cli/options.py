@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -134,13 +134,13 @@ def override(
     """Return the recipe with plugins, --set and options; options have precedence."""
     if plugins:
         base = base.changed(plugins=[*base.model.plugins, *map(plugin_place, plugins)])
-    _check_once(settings or [], flags)
+    check_once(settings or [], flags)
     base = base.changed(**dict(parse_setting(text) for text in settings or []))
     listed = {name: split(value) for name, value in flags.items() if name == "channels"}
     return base.changed(**flags | listed)
 
 
-def _check_once(settings: list[str], flags: dict[str, Any]) -> None:
+def check_once(settings: list[str], flags: Collection[str]) -> None:
     """Refuse a key that is set twice, by --set or by its own option.
 
     Raises:
