@@ -15,14 +15,20 @@ from rich.console import Console
 
 from fixpoint._messages import unknown_name
 from fixpoint.analysis.plots import FORMATS
+from fixpoint.training.commands.progress import json_progress
 from fixpoint.training.recipe.schema import DEFAULTS, SECTION_OF, SECTIONS, Recipe, find_key
 from fixpoint.training.recipe.toml import parse_setting
 
 
-def make_console() -> Console:
-    """Return standard output; 120 columns where it is not a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
+def make_console(*, stderr: bool = False) -> Console:
+    """Return standard output or standard error; 120 columns where it is not a terminal."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(width=120, stderr=stderr)
+
+
+def make_run_console() -> Console:
+    """Return the console of a command that trains: standard error where progress is JSON."""
+    return make_console(stderr=json_progress())
 
 
 def count(text: str) -> int:

@@ -17,6 +17,7 @@ from fixpoint.cli.options import (
     check_once,
     integers,
     make_console,
+    make_run_console,
     number,
     parallel_runs,
     refuse_set,
@@ -93,7 +94,7 @@ def reproduce(
             _study_solvers(dataset, seeds, changes, out, jobs, formats, others)
             return
         reproduce_table(
-            make_console(),
+            make_run_console(),
             target,
             out=out,
             jobs=parallel_runs(jobs, cluster, device),
@@ -120,7 +121,7 @@ def _study_solvers(
         if value is not None:
             raise ValueError(f"{option} is for tables: leave it out to study the solvers")
     reproduce_solvers(
-        make_console(),
+        make_run_console(),
         out=out,
         jobs=parallel_runs(jobs, None, changes["device"]),
         seeds=None if seeds is None else seeds_or_count("--seeds", seeds),

@@ -16,7 +16,7 @@ ENDS = ("", "_valid", "_test")
 
 _NAMES = ("x", "y", "subject", "lengths")
 _KEYS = tuple(f"{name}{end}" for end in ENDS for name in _NAMES)
-_TABLES = {".csv", ".tsv", ".txt", ".xlsx", ".arff"}
+_TABLES = {".csv", ".tsv", ".txt", ".xlsx"}
 _MISSING = ["", "nan", "NaN", "None", "NaT", "<NA>"]
 """Texts that astype(str) writes for missing labels."""
 _ADVICE = "save it by numpy.savez(path, x=..., y=...)"
@@ -29,6 +29,10 @@ def read_user_npz(path: Path) -> dict[str, np.ndarray]:
         ValueError: the file is damaged, is not an .npz file, or has an array that is unknown or of
             Python objects.
     """
+    if path.suffix.lower() == ".arff":
+        raise ValueError(
+            f"{path} is an .arff file: take NAME_TRAIN.ts or .tsv of the same archive, or {_ADVICE}"
+        )
     if path.suffix.lower() in _TABLES:
         raise ValueError(
             f"{path} is one table: to cut a recording into windows give window and label, as "

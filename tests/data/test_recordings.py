@@ -167,7 +167,7 @@ def test_what_is_wrong_is_told_in_one_line(change, options, message):
         load(two_people() | change, **{**OPTIONS, **options})
 
 
-def test_what_is_no_table_is_refused():
+def test_what_is_not_a_table_is_refused():
     with pytest.raises(TypeError, match="a data frame or a mapping of columns by name; got list"):
         load([1, 2], **OPTIONS)
     with pytest.raises(ValueError, match="recording has no samples"):
@@ -211,6 +211,9 @@ def test_a_pair_of_the_ucr_archive(tmp_path):
         assert (len(data.x_train), len(data.x_test)) == (6, 4)
         assert data.classes == ("1", "2")
         assert data.x_train[2, :, 0].tolist() == [2, 3, 4, 5, 6]
+    (tmp_path / "README.md").write_text("the folder of a data set")
+    assert torch.equal(load(tmp_path).x_test, data.x_test)
+    assert fingerprint(str(tmp_path)) == fingerprint(str(tmp_path / "Gun_TRAIN.tsv"))
     assert fingerprint(str(tmp_path / "Gun_TRAIN.tsv"))
 
 
@@ -243,7 +246,7 @@ def test_a_file_of_the_uea_archive(tmp_path):
         load(tmp_path / "C.ts")
 
 
-def test_times_of_whole_seconds_are_no_gaps():
+def test_times_of_whole_seconds_are_not_gaps():
     columns = two_people()
     columns["timestamp"] = np.floor(columns["timestamp"])
     data = load(columns, **OPTIONS)
@@ -260,7 +263,7 @@ def test_dates_with_a_time_zone(zone):
     assert len(load(columns, **OPTIONS).notes) == len(load(two_people(), **OPTIONS).notes)
 
 
-def test_a_time_that_is_missing_is_no_gap():
+def test_a_missing_time_is_refused():
     columns = two_people()
     columns["timestamp"] = columns["timestamp"].astype("timedelta64[s]") + np.datetime64("2026")
     columns["timestamp"][5] = np.datetime64("NaT")
@@ -269,7 +272,7 @@ def test_a_time_that_is_missing_is_no_gap():
 
 
 @pytest.mark.parametrize("kind", ["numbers", "text"])
-def test_real_numbers_are_no_classes(kind, tmp_path):
+def test_real_numbers_are_not_classes(kind, tmp_path):
     columns = two_people() | {"activity": np.linspace(0, 1, 200)}
     table = columns if kind == "numbers" else write_csv(tmp_path / "a.csv", columns)
     with pytest.raises(ValueError, match="'activity' holds real numbers, as 0.005025, and regress"):
@@ -318,3 +321,18 @@ def test_the_index_of_a_frame_may_be_its_time():
         data = load(Frame(columns, index), **OPTIONS)
         assert sum("1 gaps in time" in note for note in data.notes) == gaps
         assert data.channels == ("ax", "ay")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("D.ts", TS.replace("@classLabel true left right", "@targetLabel true"), "has no classes"),
+        ("D.ts", TS.replace(":left", ":0.25"), "real numbers in the place of classes, as 0.25"),
+        ("D_TRAIN.tsv", "0.5\t1\t2\n1.5\t1\t2\n", "real numbers in the place of classes, as 0.5"),
+        ("D_TRAIN.arff", "@data", "take NAME_TRAIN.ts or .tsv of the same archive"),
+    ],
+)
+def test_files_of_archives_that_are_not_read(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / name, fill="linear")
