@@ -11,7 +11,6 @@ from typer.core import TyperCommand
 from fixpoint import __version__
 from fixpoint._messages import meant_by
 from fixpoint.cli.errors import fail
-from fixpoint.cli.given import check_options
 from fixpoint.cli.groups import NamedCommands
 from fixpoint.cli.signals import raise_on_signals
 
@@ -63,15 +62,15 @@ class _Commands(NamedCommands):
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, command, rest = super().resolve_command(ctx, args)
-        if name is not None:
-            module, app = PLACES.get(name, f"{name}:app").split(":")
-            chosen = getattr(import_module(f"fixpoint.cli.{module}"), app)
-            command = typer.main.get_command(chosen)
-            if isinstance(command, TyperCommand):
-                check_options(command, rest)
+        found = super().resolve_command(ctx, args)
         raise_on_signals()
-        return name, command, rest
+        return found
+
+    def imported(self, name: str | None, command: Any) -> Any:
+        if name is None:
+            return command
+        module, app = PLACES.get(name, f"{name}:app").split(":")
+        return typer.main.get_command(getattr(import_module(f"fixpoint.cli.{module}"), app))
 
 
 def _with_hint(error: Any, message: str) -> str:

@@ -16,7 +16,7 @@ from fixpoint.cli.options import (
     Settings,
     integers,
     keys_of,
-    make_console,
+    make_run_console,
     override,
     parallel_runs,
     recipe_options,
@@ -114,7 +114,7 @@ def compare(
             given={*flags, *keys_of(settings)},
         )
         run_comparison(
-            make_console(),
+            make_run_console(),
             runs,
             out=out,
             jobs=parallel_runs(jobs, cluster, base.machine.device),

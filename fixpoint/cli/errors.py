@@ -37,11 +37,14 @@ def one_message(stopped: str) -> Iterator[None]:
 
 @contextmanager
 def _short_warnings() -> Iterator[None]:
-    """Print warnings in one line each, without the place in the source."""
-    before = warnings.showwarning
+    """Print each warning once, in one line without the place in the source."""
+    before, shown = warnings.showwarning, set()
 
     def show(message: Any, category: Any, *_: Any, **__: Any) -> None:
-        print(f"fixpoint: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
+        text = printable(" ".join(str(message).split()))
+        if text not in shown:
+            shown.add(text)
+            print(f"fixpoint: warning: {text}", file=sys.stderr)
 
     warnings.showwarning = show
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -15,14 +15,20 @@ from rich.console import Console
 
 from fixpoint._messages import unknown_name
 from fixpoint.analysis.plots import FORMATS
+from fixpoint.training.commands.progress import json_progress
 from fixpoint.training.recipe.schema import DEFAULTS, SECTION_OF, SECTIONS, Recipe, find_key
 from fixpoint.training.recipe.toml import parse_setting
 
 
-def make_console() -> Console:
-    """Return standard output; 120 columns where it is not a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
+def make_console(*, stderr: bool = False) -> Console:
+    """Return standard output or standard error; 120 columns where it is not a terminal."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(width=120, stderr=stderr)
+
+
+def make_run_console() -> Console:
+    """Return the console of a command that trains: standard error where progress is JSON."""
+    return make_console(stderr=json_progress())
 
 
 def count(text: str) -> int:
@@ -134,13 +140,13 @@ def override(
     """Return the recipe with plugins, --set and options; options have precedence."""
     if plugins:
         base = base.changed(plugins=[*base.model.plugins, *map(plugin_place, plugins)])
-    _check_once(settings or [], flags)
+    check_once(settings or [], flags)
     base = base.changed(**dict(parse_setting(text) for text in settings or []))
     listed = {name: split(value) for name, value in flags.items() if name == "channels"}
     return base.changed(**flags | listed)
 
 
-def _check_once(settings: list[str], flags: dict[str, Any]) -> None:
+def check_once(settings: list[str], flags: Collection[str]) -> None:
     """Refuse a key that is set twice, by --set or by its own option.
 
     Raises:

@@ -14,10 +14,13 @@ from fixpoint.cli.options import (
     Formats,
     Jobs,
     Settings,
+    check_once,
     integers,
     make_console,
+    make_run_console,
     number,
     parallel_runs,
+    refuse_set,
     seeds_or_count,
     split,
     split_formats,
@@ -30,6 +33,9 @@ from fixpoint.training.recipe.toml import parse_setting
 
 app = typer.Typer(add_completion=False)
 figures_app = typer.Typer(add_completion=False)
+
+OWNERS = {"dataset": "--dataset", "model": "--models", "seed": "--seeds", "device": "--device"}
+"""Options of `reproduce` by the key that each sets."""
 
 
 @app.command()
@@ -78,14 +84,17 @@ def reproduce(
             others["--device"] = None if device == "cpu" else device
             _draw_figures(dataset, seeds or "0", epochs, out, formats, others)
             return
+        refuse_set(settings, OWNERS)
+        given = {} if epochs is None else {"epochs": epochs}
+        check_once(settings or [], given)
         changes = dict(parse_setting(text) for text in settings or [])
-        changes |= {"device": device} | ({} if epochs is None else {"epochs": epochs})
+        changes |= {"device": device} | given
         if target == "solvers":
             others = {"--models": models, "--protocol": protocol, "--cluster": cluster}
             _study_solvers(dataset, seeds, changes, out, jobs, formats, others)
             return
         reproduce_table(
-            make_console(),
+            make_run_console(),
             target,
             out=out,
             jobs=parallel_runs(jobs, cluster, device),
@@ -112,7 +121,7 @@ def _study_solvers(
         if value is not None:
             raise ValueError(f"{option} is for tables: leave it out to study the solvers")
     reproduce_solvers(
-        make_console(),
+        make_run_console(),
         out=out,
         jobs=parallel_runs(jobs, None, changes["device"]),
         seeds=None if seeds is None else seeds_or_count("--seeds", seeds),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fixpoint.cli.errors import one_message
-from fixpoint.cli.options import Plugins, Settings, make_console, override, recipe_options
+from fixpoint.cli.options import Plugins, Settings, make_run_console, override, recipe_options
 from fixpoint.training.commands.single_run import train_and_show
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.recipe.toml import load_recipe
@@ -55,4 +55,4 @@ def train(
         base = Recipe() if recipe is None else load_recipe(recipe)
         changed = override(base, settings, plugins, flags)
         loggers = [*(["tensorboard"] if tensorboard else []), *(logger or [])]
-        train_and_show(make_console(), changed, out=out, fresh=fresh, loggers=loggers)
+        train_and_show(make_run_console(), changed, out=out, fresh=fresh, loggers=loggers)

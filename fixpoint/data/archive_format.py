@@ -21,6 +21,15 @@ def is_archive_file(path: Path) -> bool:
     return path.suffix == ".ts" or (path.suffix in (".tsv", ".txt") and named)
 
 
+def archive_file_in(folder: Path) -> Path | None:
+    """Return NAME_TRAIN of a folder with one pair, as the archives have; None of another folder."""
+    for suffix in (".ts", ".tsv", ".txt"):
+        found = sorted(folder.glob(f"*_TRAIN{suffix}"))
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
 def read_archive_file(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a pair NAME_TRAIN, NAME_TEST, as those of an .npz file (see `load`).
 
@@ -76,8 +85,8 @@ def _read_ts(path: Path) -> list[tuple[np.ndarray, str]]:
     }
     if tags.get("@timestamps", ["false"])[0] == "true":
         raise ValueError(f"{path} has time stamps, which are not read: save it without them")
-    if tags.get("@classlabel", ["true"])[0] == "false":
-        raise ValueError(f"{path} has no classes (@classLabel false); regression is not offered")
+    if "@targetlabel" in tags or tags.get("@classlabel", ["true"])[0] == "false":
+        raise ValueError(f"{path} has no classes, as its header says; regression is not offered")
     rows = []
     for n, line in lines:
         if line[0] == "@":
@@ -93,6 +102,12 @@ def _read_ts(path: Path) -> list[tuple[np.ndarray, str]]:
 def _some(rows: list[tuple[np.ndarray, str]], path: Path) -> list[tuple[np.ndarray, str]]:
     if not rows:
         raise ValueError(f"{path} has no series: {_ADVICE}")
+    real = [label for _, label in rows if re.fullmatch(r"[+-]?\d*\.\d+(e[+-]?\d+)?", label, re.I)]
+    if real:
+        raise ValueError(
+            f"{path} has real numbers in the place of classes, as {real[0]}; regression is not "
+            "offered"
+        )
     return rows
 
 

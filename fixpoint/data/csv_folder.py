@@ -49,7 +49,8 @@ def read_folder(path: Path) -> FolderData:
         if not files[end]:
             raise ValueError(
                 f"{folder} has no CSV files{_found_instead(folder)}: it needs a folder for each "
-                "class, with a file NAME.csv for each sequence"
+                "class, with a file NAME.csv for each sequence; or give window and label to cut "
+                "recordings, as --window 128 --label activity"
             )
     paths = [file for found in files.values() for file in found]
     tables = dict(zip(paths, _without_header([_read(file) for file in paths]), strict=True))

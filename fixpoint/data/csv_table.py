@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -76,8 +77,11 @@ def parse_csv(data: bytes, name: str) -> CsvTable:
     return CsvTable(values, not header and _may_be_header(values), _doubt(rows, separator))
 
 
-def parse_columns(data: bytes, name: str) -> dict[str, list[str]]:
+def parse_columns(data: bytes, name: str, names: Sequence[str] = ()) -> dict[str, list[str]]:
     r"""Return the columns of a CSV file with a header, as text: numbers have decimal points.
+
+    Args:
+        names: of the columns where a file of as many columns has no header.
 
     Raises:
         ValueError: it is empty, has no header, or a line has another number of cells.
@@ -92,12 +96,17 @@ def parse_columns(data: bytes, name: str) -> dict[str, list[str]]:
         for n, line in lines.items()
         if not _SEPARATOR_LINE.fullmatch(line)
     ]
+    header = rows[0][1] if rows else []
+    if header and all(map(_is_number, header)) and len(header) == len(names):
+        header = list(names)
+        rows = [(0, header), *rows]
     if len(rows) < 2:
-        raise ValueError(f"{name} is empty: a header and a line for each sample are needed")
-    header = rows[0][1]
+        what = "has one line alone" if rows else "is empty"
+        raise ValueError(f"{name} {what}: a header and a line for each sample are needed")
     if any(map(_is_number, header)) or len(set(header)) < len(header):
         raise ValueError(
             f"{name} has no header: line 1 must name each column, as time,ax,ay,az,activity"
+            + (f", or each line hold {len(names)} numbers, {', '.join(names)}" if names else "")
         )
     for n, cells in rows[1:]:
         if len(cells) != len(header):
@@ -110,7 +119,8 @@ def _lines(data: bytes, name: str) -> dict[int, str]:
     text = data.decode(_encoding(data), "replace").lstrip("\ufeff")
     if "\0" in text:
         raise ValueError(
-            f"{name} is not a text of numbers, it holds NUL characters: save it as UTF-8"
+            f"{name} is not a text of numbers, it holds NUL characters: save it as UTF-8, or "
+            "arrays by numpy.savez as NAME.npz"
         )
     lines = re.split(r"\r\n|\r|\n", text)
     kept = {n: line for n, line in enumerate(lines, 1) if line.strip(" \t;,|")}

@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fixpoint.data.archive_format import is_archive_file, read_archive_file
+from fixpoint.data.archive_format import (
+    archive_file_in,
+    is_archive_file,
+    read_archive_file,
+)
 from fixpoint.data.csv_folder import read_folder
 from fixpoint.data.dataset import Dataset
 from fixpoint.data.missing import fill_missing
@@ -38,7 +42,8 @@ def load(source: Any, *, name: str = "recording", **cutting: Any) -> Dataset:
     lies across a change of person or class, or a gap in time. Tests are by person where there are
     any; else the last fifth in time of each class.
 
-    A pair NAME_TRAIN, NAME_TEST of the UCR or UEA archive, .tsv or .ts, is read as it is.
+    A pair NAME_TRAIN, NAME_TEST of the UCR or UEA archive, .tsv or .ts, or the folder of one, is
+    read as it is.
 
     An .npz file has
 
@@ -88,6 +93,7 @@ def load(source: Any, *, name: str = "recording", **cutting: Any) -> Dataset:
     if options.window is not None and path.suffix.lower() != ".npz":
         return _cut(path, read_recordings(path, options), options)
     _refuse_columns(path, options)
+    path = (archive_file_in(path) if path.is_dir() else None) or path
     if path.is_dir():
         arrays, notes = read_folder(path)
     elif is_archive_file(path):

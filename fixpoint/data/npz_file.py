@@ -16,7 +16,9 @@ ENDS = ("", "_valid", "_test")
 
 _NAMES = ("x", "y", "subject", "lengths")
 _KEYS = tuple(f"{name}{end}" for end in ENDS for name in _NAMES)
-_TABLES = {".csv", ".tsv", ".txt", ".xlsx", ".arff"}
+_TABLES = {".csv", ".tsv", ".txt", ".xlsx"}
+_MISSING = ["", "nan", "NaN", "None", "NaT", "<NA>"]
+"""Texts that astype(str) writes for missing labels."""
 _ADVICE = "save it by numpy.savez(path, x=..., y=...)"
 
 
@@ -27,6 +29,10 @@ def read_user_npz(path: Path) -> dict[str, np.ndarray]:
         ValueError: the file is damaged, is not an .npz file, or has an array that is unknown or of
             Python objects.
     """
+    if path.suffix.lower() == ".arff":
+        raise ValueError(
+            f"{path} is an .arff file: take NAME_TRAIN.ts or .tsv of the same archive, or {_ADVICE}"
+        )
     if path.suffix.lower() in _TABLES:
         raise ValueError(
             f"{path} is one table: to cut a recording into windows give window and label, as "
@@ -87,7 +93,7 @@ def check_arrays(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndar
 def _objects(key: str, name: str, shape: tuple[int, ...]) -> str:
     what = f"{name} is an array of Python objects {shape}"
     if key.startswith("lengths"):
-        return f"{what}: save it as {name}.astype(int)"
+        return f"{what}: where all are whole numbers, save it as {name}.astype(int)"
     if key.startswith("x"):
         if len(shape) == 3:
             return f"{what}: save it as numbers, {name}.astype(float)"
@@ -151,7 +157,7 @@ def _labels(path: Path, key: str, ids: np.ndarray, count: int, of: str) -> np.nd
 
 def _check_missing(path: Path, key: str, ids: np.ndarray) -> None:
     """Refuse names that stand for a missing label, as astype(str) writes NaN."""
-    missing = np.isin(ids, ["", "nan", "NaN", "<NA>"]) if ids.dtype.kind == "U" else np.zeros(1)
+    missing = np.isin(ids, _MISSING) if ids.dtype.kind == "U" else np.zeros(1)
     if missing.any():
         raise ValueError(
             f"{path}: {key} is {str(ids[missing.argmax()])!r} in {int(missing.sum())} of "
@@ -168,7 +174,9 @@ def _of_floats(key: str, ids: np.ndarray) -> str:
             "these sequences out"
         )
     if (ids == np.rint(ids)).all():
-        return f"they are whole, save {key}.astype(int)"
+        if np.abs(ids).max() < 2**53:
+            return f"they are whole, save {key}.astype(int)"
+        return "they are beyond 2^53, where floats are not exact: save classes by their names"
     value = float(ids[(ids != np.rint(ids)).argmax()])
     return (
         f"they are real numbers, as {value:.4g}, and regression is not offered: give the class of "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,12 +58,14 @@ class Cutting:
 
 
 class Recording(NamedTuple):
-    """Samples in the order of time.
+    """Samples in the order of time, one person after the other.
 
     values: (N, d) float64. channels: names of the columns.
     labels: class of each sample, "" where it has none, (N,), or None.
     subjects: person of each sample (N,), or None.
     times: (N,) float64, or None.
+    unread: columns that are not learned from.
+    places: place of each sample in the table (N,), or None where all are in its order.
     """
 
     name: str
@@ -71,6 +75,7 @@ class Recording(NamedTuple):
     subjects: np.ndarray | None
     times: np.ndarray | None
     unread: tuple[str, ...] = ()
+    places: np.ndarray | None = None
 
 
 class Cut(NamedTuple):
@@ -87,9 +92,16 @@ def read_recording(table: Mapping[str, Any], cutting: Cutting, name: str) -> Rec
     """Return a recording of columns by name: lists of text or numbers, arrays, a data frame.
 
     Raises:
-        ValueError: a column is missing, or a channel holds text.
+        ValueError: a column is missing, a channel holds text, or the label real numbers.
     """
-    columns = {str(key): np.asarray(table[key]) for key in table}
+    if not isinstance(table, Mapping) and not hasattr(table, "columns"):
+        raise TypeError(
+            "a recording must be a file, a folder, a data frame or a mapping of columns by name; "
+            f"got {type(table).__name__}"
+        )
+    columns = _columns(table, cutting)
+    if not all(map(len, columns.values())):
+        raise ValueError(f"{name} has no samples")
     for option in ("label", "subject", "time"):
         wanted = getattr(cutting, option)
         if wanted is not None and wanted not in columns:
@@ -99,24 +111,59 @@ def read_recording(table: Mapping[str, Any], cutting: Cutting, name: str) -> Rec
     numbers = {}
     for key in cutting.channels or [key for key in columns if key not in other]:
         if key not in columns:
-            raise ValueError(f"{name}: {unknown_name('column for --channels', key, columns)}")
-        values = _numbers(columns[key])
-        if values is not None:
+            raise ValueError(f"{name}: {unknown_name('channel', key, columns)}")
+        values, texts = _numbers(columns[key])
+        if not len(texts):
             numbers[key] = values
-        elif cutting.channels:
-            raise ValueError(f"{name}: the channel {key!r} holds text, not numbers")
+        elif cutting.channels or 2 * len(texts) < len(values):
+            n = int(texts[0])
+            raise ValueError(
+                f"{name}: the channel {key!r} holds text, not numbers: {str(columns[key][n])!r} in "
+                f"sample {n + 1}: correct it, or learn from other columns by --channels"
+            )
     if not numbers:
         raise ValueError(f"{name} has no column of numbers to learn from")
     unread = tuple(k for k in columns if k not in other and k not in numbers)
-    return Recording(
+    recording = Recording(
         name,
         np.stack(list(numbers.values()), 1),
         tuple(numbers),
-        None if cutting.label is None else _texts(columns[cutting.label]),
+        None if cutting.label is None else _classes(columns[cutting.label], cutting.label, name),
         None if cutting.subject is None else _texts(columns[cutting.subject]),
         None if time is None else _times(columns[time], f"{name}: the column {time!r}"),
         unread if not cutting.channels else (),
     )
+    return _by_person(recording)
+
+
+def _by_person(recording: Recording) -> Recording:
+    """Return the samples of each person together, where times show what does not belong together.
+
+    Tables in the order of time have the persons in turn.
+    """
+    people, times = recording.subjects, recording.times
+    if people is None or times is None:
+        return recording
+    _, first, number = np.unique(people, return_index=True, return_inverse=True)
+    places = np.argsort(first[number], kind="stable")
+    labels = None if recording.labels is None else recording.labels[places]
+    return recording._replace(
+        values=recording.values[places],
+        labels=labels,
+        subjects=people[places],
+        times=times[places],
+        places=places,
+    )
+
+
+def _columns(table: Mapping[str, Any], cutting: Cutting) -> dict[str, np.ndarray]:
+    """Return the columns by name; the index of a data frame is one if it is named or a time."""
+    columns = {str(key): np.asarray(table[key]) for key in table}
+    index = getattr(table, "index", None)
+    dated = getattr(getattr(index, "dtype", None), "kind", "") == "M"
+    key = str(getattr(index, "name", None) or ("time" if dated else ""))
+    wanted = dated or key.lower() in _TIMES or key in (cutting.label, cutting.subject, cutting.time)
+    return {key: np.asarray(index)} | columns if wanted else columns
 
 
 def read_recordings(path: Path, cutting: Cutting) -> list[Recording]:
@@ -150,6 +197,8 @@ def read_recordings(path: Path, cutting: Cutting) -> list[Recording]:
 def cut_recordings(recordings: list[Recording], cutting: Cutting, *, by_label: bool = True) -> Cut:
     """Cut windows that hold one person, no gap in time and, by label, one class.
 
+    Without labels, windows keep missing values that are not filled, as NaN.
+
     Raises:
         ValueError: no stretch is as long as a window, or a value is missing.
     """
@@ -157,32 +206,40 @@ def cut_recordings(recordings: list[Recording], cutting: Cutting, *, by_label: b
     assert T is not None
     windows: list[np.ndarray] = []
     origin: list[tuple[str, str, int]] = []
-    gaps = filled = unlabeled = 0
+    gaps = filled = unlabeled = repeated = longest = 0
     for number, recording in enumerate(recordings):
         labels, subjects = recording.labels, recording.subjects
         if labels is not None and by_label:
             unlabeled += int((labels == "").sum())
+        if recording.times is not None:
+            repeated += int((np.diff(recording.times) == 0).sum())
         for begin, end, is_gap in _stretches(recording):
             gaps += is_gap
-            missing = int(np.isnan(recording.values[begin:end]).sum())
-            filled += missing
-            values = _filled(recording, begin, end, cutting.fill) if missing else None
-            part = recording.values[begin:end] if values is None else values
-            inner = _Part(recording, begin, end).pieces(by_label)
-            for first, last in inner:
+            part = recording.values[begin:end]
+            missing = int(np.isnan(part).sum())
+            if missing and (cutting.fill != "none" or by_label):
+                part = _filled(recording, begin, end, cutting.fill)
+                filled += missing
+            for first, last in _Part(recording, begin, end).pieces(by_label):
+                longest = max(longest, last - first)
                 for start in range(first, last - T + 1, hop):
                     windows.append(part[start - begin : start - begin + T])
                     label = "" if labels is None else _label(labels[start : start + T])
                     person = str(number) if subjects is None else str(subjects[start])
-                    origin.append((label, person, start))
+                    place = start if recording.places is None else int(recording.places[start])
+                    origin.append((label, person, place))
     if not windows:
+        advice = "take a shorter --window" if by_label else "the model takes windows of that length"
         raise ValueError(
             f"{recordings[0].name}: no stretch of one {'class and ' if by_label else ''}person "
-            f"without a gap has {T} samples: take a shorter --window"
+            f"without a gap has {T} samples, the longest has {longest}"
+            + (f", there are {gaps} gaps in time" if gaps else "")
+            + f": {advice}"
         )
     names, people, starts = zip(*origin, strict=True)
     notes = [
         *([f"{gaps} gaps in time, across which no window lies"] if gaps else []),
+        *([f"{repeated} samples have the time of the one before"] if repeated else []),
         *([f"{filled} missing values filled ({cutting.fill})"] if filled else []),
         *([f"{unlabeled} samples without a label are left out"] if unlabeled else []),
     ]
@@ -262,7 +319,7 @@ def _stretches(recording: Recording) -> Iterator[tuple[int, int, bool]]:
     if recording.times is not None and size > 1:
         steps = np.diff(recording.times)
         usual = np.median(steps[steps > 0]) if (steps > 0).any() else 0.0
-        gap = (steps <= 0) | (steps > _GAP * usual)
+        gap = (steps < 0) | (steps > _GAP * usual)
     other = np.zeros_like(gap)
     if recording.subjects is not None:
         other = recording.subjects[1:] != recording.subjects[:-1]
@@ -289,41 +346,68 @@ def _label(labels: np.ndarray) -> str:
     return str(labels[0]) if (labels == labels[0]).all() else ""
 
 
-def _numbers(column: np.ndarray) -> np.ndarray | None:
-    """Return float64 with NaN for missing values; None where a cell is text."""
+def _numbers(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return float64 with NaN for missing values and text, and the places of the texts."""
     if column.dtype.kind in "biuf":
-        values = column.astype(np.float64)
+        values, texts = column.astype(np.float64), np.zeros(0, int)
     else:
-        cells = [str(cell).strip() for cell in column]
-        try:
-            values = np.array(
-                [np.nan if c.lower() in _MISSING else float(c) for c in cells], np.float64
-            )
-        except ValueError:
-            return None
-    return np.where(np.isinf(values), np.nan, values)
+        cells = [_number(str(cell).strip()) for cell in column]
+        values = np.array([np.nan if v is None else v for v in cells], np.float64)
+        texts = np.flatnonzero([v is None for v in cells])
+    return np.where(np.isinf(values), np.nan, values), texts
+
+
+def _number(cell: str) -> float | None:
+    """Return a number, NaN for a missing one, None for text."""
+    if cell.lower() in _MISSING:
+        return np.nan
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _classes(column: np.ndarray, key: str, name: str) -> np.ndarray:
+    """Return names of classes.
+
+    Raises:
+        ValueError: they are real numbers.
+    """
+    values, texts = _numbers(column)
+    real = values[np.isfinite(values) & (values != np.rint(values))]
+    if len(real) and not len(texts):
+        raise ValueError(
+            f"{name}: the column {key!r} holds real numbers, as {real[0]:.4g}, and regression is "
+            "not offered: name a column of classes by --label"
+        )
+    return _texts(column)
 
 
 def _texts(column: np.ndarray) -> np.ndarray:
     """Return names, "" for missing ones; whole numbers without a point."""
-    if column.dtype.kind == "f":
-        whole = np.where(np.isnan(column), 0, column)
-        if (whole == np.rint(whole)).all():
-            return np.where(np.isnan(column), "", whole.astype(np.int64).astype(str))
-    cells = [str(cell).strip() for cell in column]
-    return np.array(["" if c.lower() in ("", "nan", "na", "n/a", "nat") else c for c in cells])
+    cells = ["" if _is_missing(c) else str(c).strip() for c in column]
+    if any("." in c for c in cells) and all(re.fullmatch(r"-?\d+(\.0*)?|", c) for c in cells):
+        cells = [c.partition(".")[0] for c in cells]
+    return np.array(cells)
+
+
+def _is_missing(cell: Any) -> bool:
+    return cell is None or str(cell).strip().lower() in ("", "nan", "na", "n/a", "nat", "<na>")
 
 
 def _times(column: np.ndarray, name: str) -> np.ndarray:
     """Return times as float64; of dates in seconds."""
-    values = _numbers(column) if column.dtype.kind != "M" else None
-    if values is None:
+    values, texts = _numbers(column) if column.dtype.kind != "M" else (column, column)
+    if len(texts):
         try:
-            values = np.array(column, "datetime64[ns]").astype(np.int64) / 1e9
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a time zone: taken into account
+                dates = np.array(column, "datetime64[ns]")
         except ValueError:
             raise ValueError(
                 f"{name} holds neither numbers nor dates, as 2026-01-31T12:00:00.25"
             ) from None
+        values = np.where(np.isnat(dates), np.nan, dates.astype(np.int64) / 1e9)
     if np.isnan(values).any():
         raise ValueError(f"{name} has no time in {int(np.isnan(values).sum())} lines")
     return values

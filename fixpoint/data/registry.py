@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fixpoint._messages import unknown_name
-from fixpoint.data.archive_format import is_archive_file
+from fixpoint.data.archive_format import archive_file_in, is_archive_file
 from fixpoint.data.csv_folder import tables_in
 from fixpoint.data.custom import load
 from fixpoint.data.dataset import Dataset
@@ -82,6 +82,7 @@ def fingerprint(name: str) -> str:
 
 
 def _digest(path: Path) -> str:
+    path = (archive_file_in(path) if path.is_dir() else None) or path
     files = tables_in(path) if path.is_dir() else _with_pair(path)
     digest = hashlib.sha256()
     for file in files:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fixpoint._messages import unknown_name
 from fixpoint.training.engine.run_form import InputForm
 
 _BATCH = 512
@@ -48,7 +50,7 @@ def predict(model: Any, form: InputForm, x: Any, lengths: Any = None) -> Predict
     steps = windows.shape[1]
     windows = F.pad(windows, (0, 0, 0, form.timesteps - steps))
     dtype = next(model.parameters()).dtype
-    ends = [torch.as_tensor(lengths)] if lengths is not None else []
+    ends = [_as_lengths(lengths, windows)] if lengths is not None else []
     if form.lengths and not ends:
         ends = [torch.full((len(windows),), steps)]
     scores = []
@@ -64,20 +66,41 @@ def as_windows(form: InputForm, x: Any) -> Tensor:
     """Return windows (B, T, d) float64 of a tensor, array or data frame, after a check of their
     shape.
 
-    Of a data frame with the names of the channels these columns are taken.
+    Of a data frame with names the columns of the channels are taken.
     """
     if hasattr(x, "columns"):
-        named = list(form.channels) if set(form.channels) <= set(map(str, x.columns)) else []
-        x = (x[named] if named else x).to_numpy()
-    windows = torch.as_tensor(x, dtype=torch.float64)
-    if windows.dim() == 2:
-        windows = windows[None]
+        columns = list(map(str, x.columns))
+        lost = [name for name in form.channels if name not in columns]
+        if lost and any(isinstance(name, str) for name in x.columns):
+            raise ValueError(f"the data frame: {unknown_name('channel', lost[0], columns)}")
+        x = (x if lost or not form.channels else x[list(form.channels)]).to_numpy()
     T, d = form.timesteps, form.size
+    channels = f" ({', '.join(form.channels)})" if form.channels else ""
+    wanted = (
+        f"windows must be (B, {T}, {d}), {T} samples of {d} channels{channels}, or one ({T}, {d})"
+    )
+    try:
+        if np.iscomplexobj(x):
+            raise TypeError
+        values = x if isinstance(x, Tensor) else np.asarray(x, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"{wanted}, of real numbers; got {type(x).__name__}") from None
+    windows = torch.as_tensor(values, dtype=torch.float64)
+    shape = tuple(windows.shape)
+    windows = windows[None] if len(shape) == 2 else windows
     fits = windows.dim() == 3 and windows.shape[2] == d
     if not fits or not (windows.shape[1] == T or (form.lengths and windows.shape[1] < T)):
-        channels = f" ({', '.join(form.channels)})" if form.channels else ""
-        raise ValueError(
-            f"windows must be (B, {T}, {d}), {T} samples of {d} channels{channels}, or one "
-            f"({T}, {d}); got {tuple(torch.as_tensor(x).shape)}: cut recordings into such windows"
-        )
+        raise ValueError(f"{wanted}; got {shape}: cut recordings into such windows")
     return windows
+
+
+def _as_lengths(lengths: Any, windows: Tensor) -> Tensor:
+    ends, (B, T, _) = torch.as_tensor(lengths), windows.shape
+    whole = not (ends.is_floating_point() or ends.is_complex())
+    if ends.shape != (B,) or not whole or (B and not 1 <= ends.min() <= ends.max() <= T):
+        raise ValueError(
+            f"lengths must be ({B},) whole numbers from 1 to {T}, the time steps of each window; "
+            f"got {ends.dtype} {tuple(ends.shape)}"
+            + (f" from {ends.min()} to {ends.max()}" if ends.numel() else "")
+        )
+    return ends

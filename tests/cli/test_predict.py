@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 import subprocess
 
@@ -120,9 +121,15 @@ def test_other_sources_give_the_same(trained, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("pressure,other\n1,2\n", "unknown column for --channels 'kelvin'"),
-        (HEADER + "\n0,a,1,2,sit\n", "no stretch of one person without a gap has 20 samples"),
+        ("pressure,other\n1,2\n", "unknown channel 'kelvin'"),
+        (
+            HEADER + "\n0,a,1,2,sit\n",
+            "no stretch of one person without a gap has 20 samples, the longest has 1: the model "
+            "takes windows of that length",
+        ),
         ("", "is empty"),
+        (HEADER, "has one line alone"),
+        ("1,2,3\n4,5,6\n", "or each line hold 2 numbers, pressure, kelvin"),
     ],
 )
 def test_other_tables_are_refused_in_one_line(content, message, trained, tmp_path):
@@ -133,6 +140,81 @@ def test_other_tables_are_refused_in_one_line(content, message, trained, tmp_pat
     assert result.stderr.count("\n") == 1
 
 
-def test_windows_of_another_shape_are_refused(trained):
-    with pytest.raises(ValueError, match=r"windows must be \(B, 20, 2\), 20 samples of 2 channels"):
-        load_trained(trained).predict(np.zeros((3, 20, 4)))
+def test_numbers_without_a_header_are_the_channels_in_their_order(trained, tmp_path):
+    new = trained.parents[1] / "new.csv"
+    numbers = [",".join(line.split(",")[2:4]) for line in new.read_text().splitlines()[1:]]
+    rows = read_json(run("predict", trained, new, "--format", "json"))
+    piped = read_json(run("predict", trained, "-", "--format", "json", text="\n".join(numbers)))
+    assert [row["scores"] for row in piped] == [row["scores"] for row in rows]
+
+
+def test_windows_with_missing_values_have_no_class(trained, tmp_path):
+    lines = (trained.parents[1] / "new.csv").read_text().splitlines()
+    lines[26] = "0.50,cid,,293.15,sit"
+    rows = read_json(run("predict", trained, "-", "--format", "json", text="\n".join(lines)))
+    without = [row["start"] for row in rows if row["class"] is None]
+    assert without == [10, 20]  # sample 25 is in those from 10 to 29 and 20 to 39
+
+
+def test_gaps_are_told_below_the_table(trained):
+    lines = (trained.parents[1] / "new.csv").read_text().splitlines()
+    shown = run("predict", trained, "-", text="\n".join(lines[:100] + lines[150:]))
+    assert "Note: 1 gaps in time, across which no window lies." in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [((0, 20, 2), "x has no windows"), ((3, 20, 4), r"windows must be \(B, 20, 2\)")],
+)
+def test_files_of_other_windows_are_named(shape, message, trained, tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros(shape))
+    result = run("predict", trained, tmp_path / "a.npz")
+    assert result.exit_code == 2
+    assert re.search(rf"a\.npz: {message}", result.stderr)
+    np.save(tmp_path / "a.npy", np.zeros((3, 20, 2)))
+    assert "numpy.savez as NAME.npz" in run("predict", trained, tmp_path / "a.npy").stderr
+
+
+class Frame:
+    """A data frame, as pandas has."""
+
+    def __init__(self, **columns):
+        self.columns, self.values = list(columns), columns
+
+    def __getitem__(self, names):
+        return Frame(**{name: self.values[name] for name in names})
+
+    def to_numpy(self):
+        return np.stack(list(self.values.values()), 1)
+
+
+def test_a_frame_is_read_by_the_names_of_its_columns(trained):
+    model = load_trained(trained)
+    p, k, t = np.random.default_rng(0).normal(size=(3, 20))
+    expected = model.predict(np.stack([p, k], 1)).scores
+    given = model.predict(Frame(time=t, kelvin=k, pressure=p)).scores
+    np.testing.assert_array_equal(given, expected)
+    with pytest.raises(ValueError, match="unknown channel 'pressure': expected one of time, kelv"):
+        model.predict(Frame(time=t, kelvin=k))
+
+
+@pytest.mark.parametrize(
+    ("x", "lengths", "error", "message"),
+    [
+        (np.zeros((3, 20, 4)), None, ValueError, r"windows must be \(B, 20, 2\), 20 samples of 2 "),
+        ([[1.0, 2.0], [3.0]], None, TypeError, "of real numbers; got list"),
+        ("a.csv", None, TypeError, "of real numbers; got str"),
+        (np.zeros((3, 20, 2), complex), None, TypeError, "of real numbers; got ndarray"),
+        (
+            np.zeros((3, 20, 2)),
+            [20],
+            ValueError,
+            r"lengths must be \(3,\) whole numbers",
+        ),
+        (np.zeros((3, 20, 2)), [20, 21, 1], ValueError, r"got torch.int64 \(3,\) from 1 to 21"),
+        (np.zeros((3, 20, 2)), [20.0, 2.5, 1], ValueError, "whole numbers"),
+    ],
+)
+def test_other_windows_are_refused(x, lengths, error, message, trained):
+    with pytest.raises(error, match=message):
+        load_trained(trained).predict(x, lengths)

@@ -60,6 +60,13 @@ def test_a_frame_and_a_file_give_the_same(tmp_path):
     assert torch.equal(data.y_test, read.y_test)
 
 
+def test_persons_in_turn_are_those_one_after_the_other():
+    columns = two_people()
+    turn = np.argsort(columns["timestamp"], kind="stable")
+    data = load({key: values[turn] for key, values in columns.items()}, **OPTIONS)
+    assert torch.equal(data.x_train, load(columns, **OPTIONS).x_train)
+
+
 def test_a_data_frame_of_pandas():
     pandas = pytest.importorskip("pandas", reason="needs pandas")
     columns = two_people()
@@ -144,7 +151,12 @@ def test_a_folder_of_classes_with_long_files(tmp_path):
     ("change", "options", "message"),
     [
         ({}, {"label": "activty"}, "unknown column for --label 'activty'.*did you mean 'activity'"),
-        ({}, {"window": 60}, "no stretch of one class and person without a gap has 60 samples"),
+        (
+            {},
+            {"window": 60},
+            "no stretch of one class and person without a gap has 60 samples, the longest has 50: "
+            "take a shorter --window",
+        ),
         ({}, {"label": None}, "has no classes: name the column of the class by --label"),
         ({"timestamp": ["noon"] * 200}, {}, "'timestamp' holds neither numbers nor dates"),
         ({}, {"channels": ("activity",)}, "the channel 'activity' holds text"),
@@ -153,6 +165,13 @@ def test_a_folder_of_classes_with_long_files(tmp_path):
 def test_what_is_wrong_is_told_in_one_line(change, options, message):
     with pytest.raises(ValueError, match=message):
         load(two_people() | change, **{**OPTIONS, **options})
+
+
+def test_what_is_not_a_table_is_refused():
+    with pytest.raises(TypeError, match="a data frame or a mapping of columns by name; got list"):
+        load([1, 2], **OPTIONS)
+    with pytest.raises(ValueError, match="recording has no samples"):
+        load({key: values[:0] for key, values in two_people().items()}, **OPTIONS)
 
 
 def test_columns_without_a_window_are_refused(tmp_path):
@@ -172,6 +191,8 @@ def test_columns_without_a_window_are_refused(tmp_path):
             "1 are NaN or inf, first number 7",
         ),
         (np.array(["a", "nan"] * 10), "y is 'nan' in 10 of 20 sequences, a missing value it seems"),
+        (np.array(["a", "None"] * 10), "y is 'None' in 10 of 20 sequences, a missing value"),
+        (np.arange(20) % 2 * 1e20, "they are beyond 2.53, where floats are not exact"),
         (np.arange(20) % 2 * 1.0, r"they are whole, save y.astype\(int\)"),
     ],
 )
@@ -190,6 +211,9 @@ def test_a_pair_of_the_ucr_archive(tmp_path):
         assert (len(data.x_train), len(data.x_test)) == (6, 4)
         assert data.classes == ("1", "2")
         assert data.x_train[2, :, 0].tolist() == [2, 3, 4, 5, 6]
+    (tmp_path / "README.md").write_text("the folder of a data set")
+    assert torch.equal(load(tmp_path).x_test, data.x_test)
+    assert fingerprint(str(tmp_path)) == fingerprint(str(tmp_path / "Gun_TRAIN.tsv"))
     assert fingerprint(str(tmp_path / "Gun_TRAIN.tsv"))
 
 
@@ -220,3 +244,95 @@ def test_a_file_of_the_uea_archive(tmp_path):
     (tmp_path / "C.ts").write_text(TS.replace("@timeStamps false", "@timeStamps true"))
     with pytest.raises(ValueError, match="has time stamps, which are not read"):
         load(tmp_path / "C.ts")
+
+
+def test_times_of_whole_seconds_are_not_gaps():
+    columns = two_people()
+    columns["timestamp"] = np.floor(columns["timestamp"])
+    data = load(columns, **OPTIONS)
+    assert len(data.x_train) + len(data.x_test) == 36
+    assert not any("gaps" in note for note in data.notes)
+    assert any("samples have the time of the one before" in note for note in data.notes)
+
+
+@pytest.mark.parametrize("zone", ["", "Z", "+02:00"])
+def test_dates_with_a_time_zone(zone):
+    columns = two_people()
+    seconds = columns["timestamp"]
+    columns["timestamp"] = np.array([f"2026-01-31T12:00:{s:05.2f}{zone}" for s in seconds])
+    assert len(load(columns, **OPTIONS).notes) == len(load(two_people(), **OPTIONS).notes)
+
+
+def test_a_missing_time_is_refused():
+    columns = two_people()
+    columns["timestamp"] = columns["timestamp"].astype("timedelta64[s]") + np.datetime64("2026")
+    columns["timestamp"][5] = np.datetime64("NaT")
+    with pytest.raises(ValueError, match="'timestamp' has no time in 1 lines"):
+        load(columns, **OPTIONS)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "text"])
+def test_real_numbers_are_not_classes(kind, tmp_path):
+    columns = two_people() | {"activity": np.linspace(0, 1, 200)}
+    table = columns if kind == "numbers" else write_csv(tmp_path / "a.csv", columns)
+    with pytest.raises(ValueError, match="'activity' holds real numbers, as 0.005025, and regress"):
+        load(table, **OPTIONS)
+
+
+def test_classes_that_are_numbers_have_one_name(tmp_path):
+    columns = two_people() | {"activity": np.repeat([1.0, 2.0, 1.0, 2.0], 50)}
+    columns["activity"][3] = np.nan  # as pandas writes whole numbers beside a missing one
+    for table in (columns, write_csv(tmp_path / "a.csv", columns)):
+        assert load(table, **OPTIONS).classes == ("1", "2")
+
+
+def test_one_text_among_numbers_is_named(tmp_path):
+    columns = two_people()
+    columns["ax"] = columns["ax"].astype(object)
+    columns["ax"][6] = "n.v."
+    with pytest.raises(ValueError, match=r"'ax' holds text, not numbers: 'n\.v\.' in sample 7"):
+        load(write_csv(tmp_path / "a.csv", columns), **OPTIONS)
+    columns["note"] = np.array(["calm", "7"] * 100)
+    data = load(columns | {"ax": two_people()["ax"]}, **OPTIONS)
+    assert data.channels == ("ax", "ay")
+    assert "not read: note" in data.notes
+
+
+class Frame(dict):
+    """Columns with an index, as a data frame of pandas."""
+
+    def __init__(self, columns, index):
+        super().__init__(columns)
+        self.index = index
+
+
+def test_the_index_of_a_frame_may_be_its_time():
+    columns = two_people()
+    seconds = columns.pop("timestamp")
+    seconds[23:] += 1.0
+    dates = np.datetime64("2026-01-31") + (seconds * 1e9).astype("timedelta64[ns]")
+
+    class Index(np.ndarray):
+        name = None
+
+    for values, name, gaps in ((dates, None, 1), (seconds, "time", 1), (np.arange(200), None, 0)):
+        index = values.view(Index)
+        index.name = name
+        data = load(Frame(columns, index), **OPTIONS)
+        assert sum("1 gaps in time" in note for note in data.notes) == gaps
+        assert data.channels == ("ax", "ay")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("D.ts", TS.replace("@classLabel true left right", "@targetLabel true"), "has no classes"),
+        ("D.ts", TS.replace(":left", ":0.25"), "real numbers in the place of classes, as 0.25"),
+        ("D_TRAIN.tsv", "0.5\t1\t2\n1.5\t1\t2\n", "real numbers in the place of classes, as 0.5"),
+        ("D_TRAIN.arff", "@data", "take NAME_TRAIN.ts or .tsv of the same archive"),
+    ],
+)
+def test_files_of_archives_that_are_not_read(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / name, fill="linear")

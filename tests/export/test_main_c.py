@@ -127,10 +127,14 @@ def test_channels_are_found_by_their_names(windows, tmp_path):
     assert len(lines) == len(cut) == 5
     given = torch.tensor([[float(v) for v in line.split("\t")[2:]] for line in lines])
     torch.testing.assert_close(given, network.scores(cut), rtol=1e-4, atol=1e-4)
-    (tmp_path / "recording.csv").write_text("time,ax,ay\n1,2,3\n")
-    assert "has 3 columns, not 9 with these names: ax, ay, az" in (
-        run_main(tmp_path, tmp_path / "recording.csv").stderr
-    )
+    names = ",".join(("time", *NINE[1:]))  # as many columns, but not the first channel
+    (tmp_path / "recording.csv").write_text("\n".join([names, *[",".join("1" * 9)] * 200]))
+    result = run_main(tmp_path, tmp_path / "recording.csv")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert f"has no column {NINE[0]}, needs {', '.join(NINE)}" in result.stderr
+    (tmp_path / "recording.csv").write_text("1,2,3\n")
+    result = run_main(tmp_path, tmp_path / "recording.csv")
+    assert "has 3 columns, not 9 with these names: ax, ay, az" in result.stderr
 
 
 @pytest.mark.parametrize("bits", [32, 16, 8])
@@ -176,6 +180,13 @@ def test_two_networks_fit_into_one_firmware(windows, tmp_path):
 def test_other_prefixes_are_refused(prefix, tmp_path):
     with pytest.raises(ValueError, match="--prefix must be lower case letters"):
         write_c(random_network(), tmp_path, title="a test", prefix=prefix)
+
+
+@pytest.mark.parametrize("prefix", ["main", "selftest", "add", "read", "stdint", "int16"])
+def test_prefixes_of_names_in_the_program_are_refused(prefix, tmp_path):
+    with pytest.raises(ValueError, match=f"--prefix {prefix} begins names of the program itself"):
+        write_c(random_network(), tmp_path, title="a test", prefix=prefix)
+    assert not list(tmp_path.iterdir())
 
 
 def test_probabilities_are_the_softmax(windows, tmp_path):

@@ -58,14 +58,10 @@ def write_c(
         prefix: beginning of every public name, so that two networks fit into one firmware.
 
     Raises:
-        ValueError: the prefix is not the beginning of a C name.
+        ValueError: the prefix is not the beginning of a C name, or of another one in the program.
         OSError: the folder cannot be made or written; the message says what to do.
     """
-    if not re.fullmatch("[a-z][a-z0-9_]{0,30}", prefix):
-        raise ValueError(
-            f"--prefix must be lower case letters, digits and _, beginning with a letter; got "
-            f"{prefix!r}"
-        )
+    _check_prefix(prefix)
     values = _values(network, title) | _test_values(network)
     body = "integer.c.jinja" if isinstance(network, IntegerNetwork) else "float.c.jinja"
     templates = {
@@ -85,6 +81,21 @@ def write_c(
             "another one"
         ) from None
     return [folder / name for name in files]
+
+
+def _check_prefix(prefix: str) -> None:
+    if not re.fullmatch("[a-z][a-z0-9_]{0,30}", prefix):
+        raise ValueError(
+            f"--prefix must be lower case letters, digits and _, beginning with a letter; got "
+            f"{prefix!r}"
+        )
+    taken = re.compile(rf"\b{prefix}(_|\.[ch]\b)", re.IGNORECASE)
+    templates = (resources.files("fixpoint.export.c") / "templates").iterdir()
+    if prefix != PREFIX and any(taken.search(place.read_text("utf-8")) for place in templates):
+        raise ValueError(
+            f"--prefix {prefix} begins names of the program itself, as of a file or a function: "
+            "choose another"
+        )
 
 
 def constants(network: Network | IntegerNetwork) -> list[Array]:

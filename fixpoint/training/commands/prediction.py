@@ -37,6 +37,7 @@ class Windows(NamedTuple):
     starts: first sample of each window in the file, from 0.
     labels: true class of each, "" where it is not known.
     lengths: time steps of each, or None.
+    notes: what a user should know of them.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Windows(NamedTuple):
     starts: Sequence[int]
     labels: Sequence[str]
     lengths: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Row(NamedTuple):
@@ -74,7 +76,8 @@ def predict_files(
     if form not in FORMATS:
         raise ValueError(unknown_name("format", form, FORMATS))
     run = load_trained(path)
-    rows = [row for file in files for windows in _read(run, file) for row in _rows(run, windows)]
+    read = [windows for file in files for windows in _read(run, file)]
+    rows = [row for windows in read for row in _rows(run, windows)]
     if form == "json":
         for row in rows:
             print(json.dumps(_as_object(row, run.form.classes), allow_nan=False))
@@ -82,13 +85,16 @@ def predict_files(
         _write_csv(rows, run.form.classes)
     else:
         console.print(_table(rows, run))
-        if text := _accuracy(rows):
+        for text in filter(None, (_accuracy(rows), *_notes(read))):
             say(console, text)
     return rows
 
 
 def _rows(run: Trained, windows: Windows) -> Iterator[Row]:
-    found: Predictions = run.predict(windows.x, windows.lengths)
+    try:
+        found: Predictions = run.predict(windows.x, windows.lengths)
+    except ValueError as error:
+        raise ValueError(f"{windows.name}: {error}") from None
     probabilities, scores = found.probabilities.tolist(), found.scores.tolist()
     for i, name in enumerate(found.names):
         yield Row(
@@ -124,6 +130,8 @@ def _read_npz(run: Trained, path: Path) -> Windows:
     key = next((key for key in ("x", "x_test", "x_valid") if key in arrays), None)
     if key is None:
         raise ValueError(f"{path} has no x: it needs windows x (N, T, d)")
+    if not len(arrays[key]):
+        raise ValueError(f"{path}: {key} has no windows")
     x, end = arrays[key], key[1:]
     if run.recipe.windows.fill != "none" and x.dtype.kind == "f" and np.isnan(x).any():
         x = fill_missing(x, run.recipe.windows.fill)
@@ -137,7 +145,7 @@ def _read_table(run: Trained, data: bytes, name: str) -> Windows:
     form, windows = run.form, run.recipe.windows
     if windows.window is None and not (form.channels and _has_header(data, form.channels)):
         return _cut_numbers(run, parse_csv(data, name).values, name)
-    columns = parse_columns(data, name)
+    columns = parse_columns(data, name, form.channels)
     cutting = Cutting(**asdict(windows))
     known = {
         option: getattr(cutting, option)
@@ -153,7 +161,7 @@ def _read_table(run: Trained, data: bytes, name: str) -> Windows:
     )
     recording = read_recording(columns, cutting, name)
     cut = cut_recordings([recording], cutting, by_label=False)
-    return Windows(name, cut.x, cut.starts.tolist(), cut.labels.tolist())
+    return Windows(name, cut.x, cut.starts.tolist(), cut.labels.tolist(), None, cut.notes)
 
 
 def _has_header(data: bytes, channels: Sequence[str]) -> bool:
@@ -208,6 +216,15 @@ def _table(rows: list[Row], run: Trained) -> FittingTable:
     title = f"{len(rows)} windows of {', '.join(dict.fromkeys(Path(r.file).name for r in rows))}"
     caption = "Below the name of each class is its probability."
     return FittingTable(title, ["file"] if files else [], heads, lines, caption)
+
+
+def _notes(read: list[Windows]) -> list[str]:
+    """Return the notes of all files, with the name of the file where there are several."""
+    return [
+        f"{windows.name}: {note}" if len(read) > 1 else f"Note: {note}."
+        for windows in read
+        for note in windows.notes
+    ]
 
 
 def _accuracy(rows: list[Row]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -148,7 +149,7 @@ class JsonProgress:
     """Progress as JSON, an object a line, for other programs.
 
     Args:
-        console: where to print.
+        console: where to print; standard output if it is standard error, which has all else then.
         runs: all that will be run.
     """
 
@@ -182,18 +183,26 @@ class JsonProgress:
 
     def _say(self, event: str, run: Recipe, **values: Any) -> None:
         line = json.dumps({"event": event, "key": run.key, **values}, allow_nan=False)
-        self.console.file.write(line + "\n")
-        self.console.file.flush()
+        file = sys.stdout if self.console.stderr else self.console.file
+        file.write(line + "\n")
+        file.flush()
 
 
 def make_progress(console: Console, runs: list[Recipe]) -> RunProgress | JsonProgress:
-    """Choose JSON lines where the environment variable FIXPOINT_PROGRESS is json, else bars or
-    lines.
+    """Choose JSON lines where they are asked for, else bars or lines."""
+    return (JsonProgress if json_progress() else RunProgress)(console, runs)
+
+
+def json_progress() -> bool:
+    """Tell whether the environment variable FIXPOINT_PROGRESS asks for JSON lines.
+
+    Raises:
+        ValueError: it is neither json nor empty.
     """
     wanted = os.environ.get("FIXPOINT_PROGRESS", "")
     if wanted not in ("", "json"):
         raise ValueError(f"FIXPOINT_PROGRESS must be json or not set; got {wanted!r}")
-    return (JsonProgress if wanted else RunProgress)(console, runs)
+    return wanted == "json"
 
 
 def short_names(runs: list[Recipe]) -> dict[Recipe, str]:

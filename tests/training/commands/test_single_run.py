@@ -252,6 +252,15 @@ def test_the_command(tmp_path):
     assert json.loads(again)["seconds_per_epoch"] != record["seconds_per_epoch"]
 
 
+def test_progress_as_json_is_all_of_standard_output(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIXPOINT_PROGRESS", "json")
+    result = invoke("--model", "gru", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    events = [json.loads(line)["event"] for line in result.stdout.splitlines()]
+    assert events == ["planned", "epoch", "epoch", "finished"]
+    assert "Results: " in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
