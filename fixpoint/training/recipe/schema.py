@@ -78,6 +78,9 @@ class Model:
     init: str | None = key(
         None, "start of V of the self-feedback and linear cells: normal, or identity for V = I - U"
     )
+    input_gain: float | None = key(
+        None, "factor of W at the start, with init = identity; 1 if not given", low=1e-30
+    )
     bound: float | None = key(
         None, "bound on ||U||_2 of the self-feedback and linear cells; 0 leaves U free", low=0
     )
