@@ -4,7 +4,7 @@
 
 kernels: versions first, then each kernel once against a loop in float64: error, registers, spills.
 few: a few of the kernels in this process, for a sanitizer.
-speed: a training step of each layer, eager and as a CUDA graph, beside torch's layers.
+speed: a training step of each layer, eager and as a CUDA graph, compared with torch's layers.
 solvers: milliseconds a solve, and those of the factorizations that solvers may call.
 graph: a solve and its gradient as one graph of torch.compile: time, and error of each gradient.
 --rehearse: the same at tiny sizes on the CPU, by Triton's interpreter.

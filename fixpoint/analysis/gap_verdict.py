@@ -1,4 +1,4 @@
-"""Whether the states of a layer are equilibria: the thresholds and the words, once."""
+"""Verdict on the states of a layer, equilibria or not: the thresholds and the words, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a recurrence forgets or amplifies along real data: its largest Lyapunov exponent."""
+"""Largest Lyapunov exponent of a recurrence along real data: it forgets or amplifies."""
 
 from __future__ import annotations
 

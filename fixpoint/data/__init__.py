@@ -1,4 +1,4 @@
-"""Data sets: `load_dataset(name)`, and what is done to them before training."""
+"""Data sets: `load_dataset(name)`, and their preparation for training."""
 
 from __future__ import annotations
 

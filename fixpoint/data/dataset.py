@@ -195,7 +195,7 @@ class Dataset:
             if ids is None and key == "groups":
                 continue
             if ids is None and (key == "y" or self.kind == "tokens"):
-                raise ValueError(f"{self.name}: x_{part} needs {key}_{part} beside it, got None")
+                raise ValueError(f"{self.name}: x_{part} needs {key}_{part} too, got None")
             if ids is not None and (ids.shape != x.shape[:1] or ids.dtype != torch.int64):
                 raise ValueError(
                     f"{self.name}: {key}_{part} must be int64 ({len(x)},), one for each window, "

@@ -1,4 +1,4 @@
-"""Models built on fixed points, and what keeps their maps well-behaved."""
+"""Models built on fixed points, and means to keep their maps well-behaved."""
 
 from typing import Any
 

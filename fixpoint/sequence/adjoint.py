@@ -1,4 +1,4 @@
-"""How the gradient of a sequence is solved for: lambda_t = g_t + J_{t+1}^T lambda_{t+1}."""
+"""Solve for the gradient of a sequence: lambda_t = g_t + J_{t+1}^T lambda_{t+1}."""
 
 from __future__ import annotations
 

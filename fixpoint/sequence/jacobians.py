@@ -1,4 +1,4 @@
-"""What stands for the Jacobian of each step: A_t of the scan delta_t = A_t delta_{t-1} + r_t."""
+"""Substitutes for the Jacobian of each step: A_t of the scan delta_t = A_t delta_{t-1} + r_t."""
 
 from __future__ import annotations
 

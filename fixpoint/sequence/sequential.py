@@ -1,4 +1,4 @@
-"""The recurrence and its derivatives step by step: what a sample that fails falls back to."""
+"""Recurrence and its derivatives step by step: the fallback of a sample that fails."""
 
 from __future__ import annotations
 

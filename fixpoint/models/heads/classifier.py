@@ -45,11 +45,11 @@ class LastStateClassifier(nn.Module):
     def forward(self, x: Sequences, lengths: Tensor | None = None) -> Tensor:
         """Return logits, (B, classes), of x, (B, T, d), or words (B, T), or packed.
 
-        With `lengths`, (B,), the last state is that after so many time steps, at least one. Packed
+        With `lengths`, (B,), the last state is that of this time step, 1 at least. Packed
         sequences have theirs.
 
         Raises:
-            ValueError: lengths are given beside packed sequences.
+            ValueError: lengths are given with packed sequences.
         """
         packed = isinstance(x, PackedSequence)
         if packed and lengths is not None:

@@ -86,7 +86,7 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         time: "sequential" runs one step after the other. "parallel" solves all steps at once
             (`fixpoint.sequence.solve_sequence`): states and gradients are the same to rounding.
             "auto" does so where no fused path applies and it is expected to be faster. It pays
-            for a cell of many small operations and long sequences, never beside a fused path on
+            for a cell of many small operations and long sequences, never next to a fused path on
             the CPU. In forward mode, under torch.func and torch.export the steps are sequential.
         device, dtype: of the parameters.
 
@@ -321,7 +321,7 @@ class FusedCell(RecurrentCell):
         self.recompute = False
 
     def recurrence(self, T: int, start: int = 0) -> Any:
-        """Return the tensors that both operations take beside the input and the first state.
+        """Return the tensors that both operations take besides the input and the first state.
 
         start: time index of the first step, for a cell with `timesteps`.
         """

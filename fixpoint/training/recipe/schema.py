@@ -141,7 +141,7 @@ class Training:
     )
     label_smoothing: float = key(0.0, "of the cross entropy", low=0, below=1)
     stop_after: int | None = key(
-        None, "stop after so many epochs without a better validation score", low=1
+        None, "stop after this many epochs without a better validation score", low=1
     )
     bptt: int = key(300, "text: time steps that a gradient goes back", low=1)
     seed: int = key(0, "seed of weights, order of the batches and dropout", low=0, below=2**63)

@@ -1,4 +1,4 @@
-"""What an ERNN of a record is, in words: cell, solver, backward, steps."""
+"""Description of an ERNN of a record in words: cell, solver, backward, steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results of a comparison: one JSON line a run, appended when the run is finished."""
+"""Results of a comparison: one JSON line a run, appended when the run is finished."""
 
 from __future__ import annotations
 

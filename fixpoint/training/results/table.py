@@ -63,7 +63,7 @@ class FittingTable(NamedTuple):
             yield Text(f"Not shown, the terminal is too narrow: {', '.join(left_out)}.")
 
     def _fitting(self, width: int) -> int:
-        """Count how many columns of numbers fit beside the names."""
+        """Count how many columns of numbers fit next to the names."""
         wrapped = [
             [head, *(names[i] for names, _ in self.rows)] for i, head in enumerate(self.names)
         ]

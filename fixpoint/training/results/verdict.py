@@ -1,4 +1,4 @@
-"""What a record says of convergence, in words; the same verdict as `fixpoint diagnose` gives."""
+"""Findings on convergence in a record, in words; the same verdict as `fixpoint diagnose` gives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fixpoint.training.results.description import join_names
 from fixpoint.training.results.store import Record
 
 WORSE = 10
-"""A training loss above so many times that of guessing counts as diverged."""
+"""A training loss above this many times that of guessing counts as diverged."""
 
 
 def divergence(record: Record) -> str | None:

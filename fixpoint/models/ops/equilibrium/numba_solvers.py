@@ -1,4 +1,4 @@
-"""The solver loop on a block of rows, compiled by numba: what a kernel does between two products.
+"""Solver loop on a block of rows, compiled by numba: the work of a kernel between two products.
 
 One block solves z = sigma(z M + q), or the affine z = (z * slope) M + q of an adjoint, with the
 rules of `fixpoint.solvers`: each row is measured after each evaluation, and ends by itself. Rows

@@ -1,4 +1,4 @@
-"""Which solvers and backwards the equilibrium scan takes, and their settings for its kernels."""
+"""Solvers and backwards of the equilibrium scan, and their settings for its kernels."""
 
 from __future__ import annotations
 

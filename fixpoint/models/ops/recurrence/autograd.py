@@ -95,7 +95,7 @@ class Recurrence(Generic[Inputs]):
     def train(
         self, inputs: Inputs, options: Options
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return the outputs and the tensors that `gradients` needs beside the inputs."""
+        """Return the outputs and the tensors that `gradients` needs besides the inputs."""
         return self._run(inputs, options, keep=True)
 
     def _run(
@@ -118,7 +118,7 @@ class Recurrence(Generic[Inputs]):
         return tuple([O[i] if options.whole(i) else y[i] for i in states]), (*S, *kept)
 
     def saved_shapes(self, inputs: Inputs, options: Options) -> list[tuple[int, ...]]:
-        """Return the shapes of the tensors that `train` returns beside the outputs."""
+        """Return the shapes of the tensors that `train` returns besides the outputs."""
         step, problem = self.step_of(inputs), self.problem(inputs)
         T, K, state = len(problem.x), problem.K, problem.start[0].shape
         every = _inner_steps_between_saved_states(T, K, options)

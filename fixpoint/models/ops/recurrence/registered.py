@@ -22,7 +22,7 @@ OPTIONS = "str activation, bool last_only, bool recompute, bool others"
 def register(recurrence: Recurrence[Any]) -> None:
     """Define `fixpoint::NAME`, NAME_train and NAME_backward, the first two called by `Recurrence`.
 
-    NAME_train returns the outputs and what NAME_backward needs beside the inputs. A gradient of a
+    NAME_train returns the outputs and what NAME_backward needs besides the inputs. A gradient of a
     gradient goes through the recurrence's reference.
     """
     fields = recurrence.inputs._fields
