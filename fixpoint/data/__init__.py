@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fixpoint.data.augmentation import check_vectors, random_rotations, rotate
 from fixpoint.data.bptt import stream_batches
 from fixpoint.data.custom import load
@@ -41,12 +39,3 @@ __all__ = [
     "stream_batches",
     "validation_split",
 ]
-
-_RENAMED = {"normalise": "normalize"}
-"""Former names, which can still be imported; see CHANGELOG."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        return globals()[_RENAMED[name]]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,16 +30,6 @@ def test_inconsistent_datasets_are_refused(changes, message):
         make(**changes)
 
 
-def test_the_former_name_of_license_is_accepted():
-    fields = {key: getattr(make(), key) for key in ("name", "x_train", "y_train", "x_test",
-              "y_test", "classes", "citation")}  # fmt: skip
-    data = Dataset(**fields, **{"licence": "CC0"})
-    assert data.license == getattr(data, "licence") == "CC0"  # noqa: B009
-    assert replace(data, license="MIT").license == "MIT"
-    with pytest.raises(AttributeError, match="no attribute 'lisence'"):
-        getattr(data, "lisence")  # noqa: B009
-
-
 @pytest.mark.parametrize(("per", "over"), [("column", 0), ("channel", (0, 1))])
 def test_normalize_gives_train_zero_mean_and_unit_population_sd(per, over):
     x = normalize(make(), per=per).x_train.double()

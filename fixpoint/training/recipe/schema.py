@@ -169,9 +169,6 @@ SECTIONS: dict[str, type] = {
 
 SECTION_OF = {f.name: section for section, kind in SECTIONS.items() for f in fields(kind)}
 
-FORMER = {"normalise": "normalize"}
-"""Keys by the names that they had in older recipes and results, which are read as the new ones."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -210,12 +207,10 @@ class Recipe:
     def key(self) -> str:
         """Name of the recipe: equal recipes (and equal files of a user's own) have equal keys.
 
-        Made of what differs from the defaults, by former names, so that neither a new option nor a
-        new name changes old keys.
+        Computed from the values that differ from the defaults, so that a new option does not change
+        old keys.
         """
-        former = {new: old for old, new in FORMER.items()}
-        values = {former.get(name, name): value for name, value in self.differing.items()}
-        text = json.dumps(values, sort_keys=True) + fingerprint(self.data.dataset)
+        text = json.dumps(self.differing, sort_keys=True) + fingerprint(self.data.dataset)
         text += plugin_content(self.model.plugins)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -256,7 +251,6 @@ def find_key(name: str) -> tuple[str, str]:
     section = section.removeprefix("data.")
     if dot and section not in SECTIONS:
         raise ValueError(unknown_name("section", section, SECTIONS))
-    rest = FORMER.get(rest, rest)
     known = [k for k, owner in SECTION_OF.items() if not dot or owner == section]
     if rest not in known:
         raise ValueError(unknown_name(f"key of {section}" if dot else "key", rest, known))
