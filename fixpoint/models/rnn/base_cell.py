@@ -14,11 +14,11 @@ from fixpoint._torch import autocast_enabled, carries_tangents, is_exporting, is
 from fixpoint._torch import scan as scan_in_graph
 from fixpoint._validation import at_least, boolean
 from fixpoint.models._parameters import Resettable, Start, first_parameter
-from fixpoint.models._signature import ShowsAllOptions
+from fixpoint.models._signature import OptionsMixin
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.dispatch import without_autocast
 from fixpoint.models.ops.common.plan import CallPlan, make_plan
-from fixpoint.models.ops.recurrence.autograd import Options, Recurrence
+from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options
 from fixpoint.models.ops.recurrence.gated import GATED, gated_scan_reference
 from fixpoint.models.ops.recurrence.gated import Inputs as GatedInputs
 from fixpoint.models.ops.recurrence.leaky import LEAKY, scan_reference
@@ -70,7 +70,7 @@ class Span(NamedTuple):
     others: bool = False
 
 
-class RecurrentCell(ShowsAllOptions, Resettable):
+class RecurrentCell(OptionsMixin, Resettable):
     """One step h_t from x_t and h_{t-1}, and the same over a whole sequence.
 
     A subclass implements `states`. Called like `torch.nn.RNNCell` it makes one step. A sample with
@@ -299,7 +299,7 @@ class FusedCell(RecurrentCell):
         input_size, hidden_size, implementation, time, device, dtype: see `RecurrentCell`.
     """
 
-    operation: ClassVar[Recurrence[Any]]
+    operation: ClassVar[FusedRecurrence[Any]]
     reference: ClassVar[Callable[..., Tensor]]
 
     def __init__(

@@ -47,7 +47,7 @@ class Options(NamedTuple):
         return self.others if state else not self.last_only
 
 
-class Recurrence(Generic[Inputs]):
+class FusedRecurrence(Generic[Inputs]):
     """A fused recurrence: a subclass brings its `Step` and the tensors of a NamedTuple.
 
     The backward pass goes through chunks of time, so that the products for the weights find their
@@ -230,11 +230,11 @@ class Recurrence(Generic[Inputs]):
 
 
 class _Scan(Function):
-    """Any `Recurrence`; a gradient of a gradient goes through its reference."""
+    """Any `FusedRecurrence`; a gradient of a gradient goes through its reference."""
 
     @staticmethod
     def forward(
-        ctx: Any, recurrence: Recurrence[Any], options: Options, *tensors: Tensor | None
+        ctx: Any, recurrence: FusedRecurrence[Any], options: Options, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         outputs, saved = recurrence.train(recurrence.inputs._make(tensors), options)
         ctx.recurrence, ctx.options = recurrence, options
@@ -259,7 +259,7 @@ class _Scan(Function):
 
 
 def differentiable(
-    recurrence: Recurrence[Any], inputs: Any, grads: Sequence[Tensor], options: Options
+    recurrence: FusedRecurrence[Any], inputs: Any, grads: Sequence[Tensor], options: Options
 ) -> list[Tensor | None]:
     """Return gradients that may be differentiated again, through the reference."""
     return differentiable_gradients(
