@@ -347,10 +347,10 @@ def test_texts_and_streams():
     [
         ({"kind": "images"}, "kind must be one of classification, tokens, language-model, got"),
         ({"x_test": torch.zeros(1, 3)}, r"x_test must be integers \(N, T\), got torch.float32"),
-        ({"lengths_test": None}, "x_test needs lengths_test beside it"),
+        ({"lengths_test": None}, "x_test needs lengths_test too"),
         ({"lengths_train": torch.ones(3).long()}, r"lengths_train must be int64 \(2,\)"),
         ({"vocabulary": ("<pad>", "x")}, r"x_train must lie in 0\.\.1 for 2 words, got 0\.\.2"),
-        ({"x_valid": torch.zeros(1, 3).short()}, "x_valid needs y_valid beside it"),
+        ({"x_valid": torch.zeros(1, 3).short()}, "x_valid needs y_valid too"),
         ({"x_test": torch.zeros(1, 4).short()}, r"one \(T, d\), got \(3,\) and \(4,\)"),
     ],
 )
