@@ -140,7 +140,7 @@ def test_eta_is_finite():
             InexactNewton(eta=eta)
 
 
-def test_an_array_is_no_tensor_of_a_layer():
+def test_an_array_in_place_of_a_tensor_is_named():
     from fixpoint.models import ERNN
 
     with pytest.raises(TypeError, match=r"a tensor \(T, B, d\); got ndarray: torch.as_tensor"):
