@@ -26,7 +26,6 @@ from fixpoint import SOLVERS, InexactNewton
 from fixpoint.models import CELLS, EquilibriumMap, SelfFeedbackMap, parameter_count
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.training import Recipe, build_model, prepare
-from fixpoint.training.commands.grid import EQUILIBRIUM
 from fixpoint.training.commands.single_run import train_recipe
 from fixpoint.training.results.aggregate import mean_and_sd
 from fixpoint.training.results.store import Records
@@ -92,7 +91,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ERNN K=1, one eta for all t": {**JORDAN, "solver": "one-eta"},
     "ERNN K=1, eta fixed at 0.01": {**JORDAN, "solver": "fixed-eta"},
     "exact equilibrium": {"cell": "self-feedback", "solver": "anderson"},
-    "exact equilibrium, V = I - U at the start": {"solver": "anderson", **EQUILIBRIUM},
+    "exact equilibrium, V = I - U at the start": {
+        **{"solver": "anderson", "nonlinearity": "relu", "init": "identity", "bound": 0.5},
+        **{"lr": 0.003, "clip": 1.0},
+    },
     "small step to an exact equilibrium": {
         **{"cell": "leaky-feedback", "solver": "three-updates", "bound": 0.8},
         "backward": "unrolled",

@@ -162,7 +162,7 @@ def condition_table(records: list[Record]) -> str:
 
 
 def protocol_table(records: list[Record]) -> str:
-    """Test accuracy after the last epoch and at best, beside the paper's best: a row a model.
+    """Test accuracy after the last epoch and at best, next to the paper's best: a row a model.
 
     In place of accuracy perplexity on PTB. A row some of whose runs diverged says so.
     """

@@ -1,4 +1,4 @@
-"""Unsets what slows a benchmark down: import it before NumPy, SciPy and torch.
+"""Environment of a benchmark, without variables that slow it: import it before NumPy and torch.
 
 OPENBLAS_CORETYPE gives OpenBLAS the kernels of another processor: then the products of NumPy and
 SciPy, and with them all kernels compiled by numba, may run at half speed, and torch's do not.

@@ -1,7 +1,7 @@
 """Ask each library for the derivatives of one equilibrium, z = cos(a z), and check the answers.
 
 The right values have a closed form at z*. Libraries that are not installed are left out; JAX's need
-an environment with torch beside them, as `jax_peers.py` says.
+an environment with torch too, as `jax_peers.py` says.
 Run: python benchmarks/features.py
 """
 

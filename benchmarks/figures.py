@@ -1,4 +1,4 @@
-"""What the benchmarks share: the device, its name, and their figures as lines of JSON."""
+"""Parts common to the benchmarks: the device, its name, and their figures as lines of JSON."""
 
 from __future__ import annotations
 

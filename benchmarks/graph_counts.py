@@ -1,4 +1,4 @@
-"""How often a solve in a graph makes as many updates as without a compiler, over random maps.
+"""Numbers of updates of solves in a graph and without a compiler, over random maps.
 
     python benchmarks/graph_counts.py [--samples 2000] [--backend inductor] [--solver Anderson]
 

@@ -1,4 +1,4 @@
-"""The hard and the stiff problems, beside torchdeq and SciPy: writes docs/hard_problems.md.
+"""The hard and the stiff problems, compared with torchdeq and SciPy: writes docs/hard_problems.md.
 
 python benchmarks/hard_problem_table.py
 """

@@ -1,4 +1,4 @@
-"""What the backward pass of `Implicit` costs by the length of the graph behind phi, as ratios.
+"""Cost of the backward pass of `Implicit` by the length of the graph behind phi, as ratios.
 
     python benchmarks/implicit_depth.py [--quick]
 

@@ -1,4 +1,4 @@
-"""Solves beside those of jaxopt and optimistix, compiled by XLA, as ratios within one process.
+"""Solves and those of jaxopt and optimistix, compiled by XLA, as ratios within one process.
 
     python benchmarks/jax_peers.py [--quick] [--json FILE]
 

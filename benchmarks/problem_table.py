@@ -1,4 +1,4 @@
-"""Solvers on test problems, beside SciPy and torchdeq: writes docs/solver_table.md.
+"""Solvers on test problems, compared with SciPy and torchdeq: writes docs/solver_table.md.
 
 python benchmarks/problem_table.py
 """
@@ -67,7 +67,7 @@ def torchdeq_cell(name: str) -> Callable[[Problem], tuple[str, int]]:
 def _judge(z: torch.Tensor, problem: Problem, evaluations: int) -> tuple[str, int]:
     """The same test for all: rms(phi(z) - z) <= 1e-10 (1 + rms(phi(z))), and it has fallen.
 
-    Beside a state that has run away every residual is small.
+    Relative to a state that has run away every residual is small.
     """
     z0, f0, fz = problem.z0, problem.phi(problem.z0), problem.phi(z)
     g, size, start, g0 = (x.square().mean(1).sqrt() for x in (fz - z, fz, z0, f0 - z0))

@@ -27,7 +27,7 @@ def rms(z: Tensor) -> float:
 def relative_residual(z: Tensor, fz: Tensor, largest: float) -> float:
     """rms(fz - z) / rms(fz), 0 where both are; inf where the residual is above `largest`.
 
-    Beside a state that has run away every residual is small.
+    Relative to a state that has run away every residual is small.
     """
     residual = rms(fz - z)
     if not residual <= largest:

@@ -1,4 +1,4 @@
-"""Sizes of the models of all recipes, beside those that the paper prints, as a Markdown table.
+"""Sizes of the models of all recipes, next to those that the paper prints, as a Markdown table.
 
 python benchmarks/sizes.py
 """

@@ -181,7 +181,7 @@ def compare_solvers(problem: Problem, runs: int, figures: Figures) -> None:
 
 
 def compare_compiled(problem: Problem, runs: int, figures: Figures) -> None:
-    """Solves compiled to one graph beside eager ones, and how long compiling takes."""
+    """Solves compiled to one graph compared with eager ones, and how long compiling takes."""
     z0, device = torch.zeros_like(problem.x), problem.x.device.type
 
     def forward(solver: IterativeSolver) -> Tensor:
@@ -263,7 +263,7 @@ def broyden_memory(problem: Problem) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few runs, small problems only")
-    parser.add_argument("--compile", action="store_true", help="compiled solves beside eager ones")
+    parser.add_argument("--compile", action="store_true", help="compiled and eager solves")
     add_options(parser)
     options = parser.parse_args()
     quick, device, figures = options.quick, options.device, Figures(options.json)

@@ -50,7 +50,7 @@ def average(points: tuple[WorkPoint, ...]) -> WorkPoint:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "work_precision.png")
-    parser.add_argument("--limit", type=int, help="first so many problems only")
+    parser.add_argument("--limit", type=int, help="the first of the problems only")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

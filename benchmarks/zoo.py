@@ -1,4 +1,4 @@
-"""The zoo's programs: time, memory and lines of each, and its map beside torchdeq's solver.
+"""The zoo's programs: time, memory and lines of each, and its map by torchdeq's solver.
 
     python benchmarks/zoo.py [--only 07] [--seconds 5]
 

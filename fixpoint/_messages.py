@@ -110,8 +110,14 @@ def _expected(kind: str, given: object, names: list[str], other: str = "") -> st
     return f"unknown {kind} {given!r}: expected one of {', '.join(names)}{other}"
 
 
+SAME = {"gpu": "cuda"}
+"""Values by another name that users give them."""
+
+
 def _nearest(given: object, names: Iterable[str]) -> str | None:
     lower = {str(name).lower(): name for name in names}
+    if (same := SAME.get(str(given).lower())) in lower:
+        return same
     near = difflib.get_close_matches(str(given).lower(), lower, n=1)
     return lower[near[0]] if near else None
 

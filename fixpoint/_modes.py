@@ -1,4 +1,4 @@
-"""Function modes of torch that can be paused, and what they do to nested arguments."""
+"""Function modes of torch that can be paused, and their effect on nested arguments."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Derivatives:
 
     Attributes:
         products: Jacobian-vector products made so far, for the whole batch; a Jacobian is D.
-        evaluations: calls of phi made beside those of `evaluate`, one at each other z.
+        evaluations: calls of phi made besides those of `evaluate`, one at each other z.
     """
 
     def __init__(self, phi: MatrixMap) -> None:

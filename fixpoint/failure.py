@@ -1,4 +1,4 @@
-"""Samples whose solve does not converge: what is said, and what they add to gradients."""
+"""Samples whose solve does not converge: the message, and their part in gradients."""
 
 from __future__ import annotations
 

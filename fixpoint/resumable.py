@@ -82,7 +82,7 @@ class ResumableSolve:
 
     @torch.no_grad()
     def advance(self, count: int) -> Tensor:
-        """Make so many updates, fewer where all samples end before; return `finished`.
+        """Make that many updates, fewer where all samples end before; return `finished`.
 
         Raises:
             RuntimeError: rows of phi depend on each other.

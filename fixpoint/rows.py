@@ -1,4 +1,4 @@
-"""Whether the samples of a batch are independent under a map."""
+"""Test that the samples of a batch are independent under a map."""
 
 from __future__ import annotations
 

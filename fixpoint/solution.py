@@ -1,4 +1,4 @@
-"""What a solve returns: one result code a sample, the solution, its trace."""
+"""Result of a solve: one code a sample, the solution, its trace."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ STALL_TEXT: dict[Stall, str] = {
         "loosen rtol or atol, or use float64"
     ),
     Stall.RUNAWAY: (
-        "the state grew far beyond its start while its residual, if small, is so only beside the "
+        "the state grew far beyond its start, and its residual, if small, is small relative to the "
         "state: phi may have no fixed point, or I - J is singular (in an adjoint solve: the "
         "gradient does not exist); check that a fixed point exists, or start near it"
     ),
@@ -176,7 +176,7 @@ class Solution:
         evaluations: calls of phi made for the whole batch.
         result: a `Result` a sample, (B,) int8.
         trace: `Trace` if recorded.
-        products: Jacobian-vector products made for the whole batch, beside the evaluations; a
+        products: Jacobian-vector products made for the whole batch, besides the evaluations; a
             Jacobian is D.
         stall: a `Stall` a sample, (B,) int8: why it is STALLED. None in a solve of fixed steps.
         solved_by: of `Auto`: the solver that solved each sample, None where none did.
@@ -184,7 +184,7 @@ class Solution:
             that the batch was solved as a whole: rows of phi depend on each other, or phi does not
             repeat itself. `batched=False` says so from the start.
         atol_decides: whether atol is the larger part of the tolerance of each sample, (B,) bool:
-            the state is then small beside it. None where nothing was measured.
+            the state is then small relative to it. None where nothing was measured.
         aux: by-product of phi at z, where it returns one (`has_aux=True`); else None.
         start: of `multi_start`: the number of the start that each sample takes, (B,) int64.
 

@@ -100,7 +100,7 @@ def multi_start(
 def _solve_all(
     phi: Map, starts: Tree, layer: FixedPoint, count: int, batched: bool, groups: Tensor | None
 ) -> Solution:
-    """Solve from all starts, as so many more samples."""
+    """Solve from all starts, as further samples."""
     vmapped = torch.func.vmap(phi, randomness="same")
 
     def of_all(z: Tree) -> Tree:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def problems(tag: str, root: Path = ROOT) -> list[str]:
-    """List what keeps the tag from being released, nothing if it can be."""
+    """List the reasons against releasing the tag, nothing if there are none."""
     version = tag.removeprefix("v")
 
     def found(pattern: str, name: str) -> str | None:

@@ -4,7 +4,7 @@
 
 kernels: versions first, then each kernel once against a loop in float64: error, registers, spills.
 few: a few of the kernels in this process, for a sanitizer.
-speed: a training step of each layer, eager and as a CUDA graph, beside torch's layers.
+speed: a training step of each layer, eager and as a CUDA graph, compared with torch's layers.
 solvers: milliseconds a solve, and those of the factorizations that solvers may call.
 graph: a solve and its gradient as one graph of torch.compile: time, and error of each gradient.
 --rehearse: the same at tiny sizes on the CPU, by Triton's interpreter.
@@ -117,7 +117,7 @@ def _loop(code: int, u: list[Tensor], V: list[Tensor], bias: Any, h: Tensor) -> 
 def equilibrium(n: int, memory: int, rows: int) -> dict[str, Any]:
     """The largest difference of a state from phi there, in float64, and how the solves ended."""
     from fixpoint.models.ops.equilibrium import triton_kernels as kernels
-    from fixpoint.models.ops.equilibrium.arguments import ForwardArguments, Iteration
+    from fixpoint.models.ops.equilibrium.arguments import ForwardArguments, IterationSettings
     from fixpoint.models.ops.equilibrium.results import new_report
 
     random = torch.Generator().manual_seed(0)
@@ -127,7 +127,7 @@ def equilibrium(n: int, memory: int, rows: int) -> dict[str, Any]:
     S = torch.zeros(T + 1, B, n, device=DEVICE)
     report, C = new_report(T, S[0]), torch.empty(T, B, n, device=DEVICE)
     steps = torch.ones(1, 50, device=DEVICE)
-    iteration = Iteration(steps, memory, 1e-5, 0.0)
+    iteration = IterationSettings(steps, memory, 1e-5, 0.0)
     kernels.forward(ForwardArguments(x, W, None, U, 0.1 * V, S, C, report, "tanh", iteration))
     z, before = S[1:].double(), S[:-1].double()
     inner = z @ U.double().mT + before @ (0.1 * V.double()).mT + x.double() @ W.double().mT

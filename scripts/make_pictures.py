@@ -18,7 +18,7 @@ START = torch.zeros(1, 1, dtype=torch.float64)
 
 
 def convergence() -> Figure:
-    """Draw the cobweb of cos, and beside it the residual of each solver against evaluations."""
+    """Draw the cobweb of cos, and next to it the residual of each solver against evaluations."""
     left, right = plots.panels(1, 2, height=2.9)
     path = trajectories(torch.cos, START, Picard(), max_iter=15)
     plots.plot_cobweb(torch.cos, path, left, box=(-0.05, 1.25))

@@ -123,7 +123,7 @@ def test_plots_of_the_pages_are_files_that_exist():
             assert (page.parent / path.strip()).is_file()
 
 
-NO_EXAMPLE = {"ConvergenceError", "ConvergenceWarning", "Figure", "ShowsAllOptions"}
+NO_EXAMPLE = {"ConvergenceError", "ConvergenceWarning", "Figure", "OptionsMixin"}
 """Raised, or of another package."""
 
 

@@ -138,3 +138,17 @@ def test_eta_is_finite():
     for eta in (float("nan"), -float("inf")):
         with pytest.raises(ValueError, match="eta must be finite"):
             InexactNewton(eta=eta)
+
+
+def test_an_array_in_place_of_a_tensor_is_named():
+    from fixpoint.models import ERNN
+
+    with pytest.raises(TypeError, match=r"a tensor \(T, B, d\); got ndarray: torch.as_tensor"):
+        ERNN(3, 4)(np.zeros((5, 2, 3)))
+
+
+def test_a_gpu_is_cuda():
+    from fixpoint.training import Recipe
+
+    with pytest.raises(ValueError, match="'gpu': expected one of cpu, cuda, mps; did you mean 'cu"):
+        Recipe().changed(device="gpu")

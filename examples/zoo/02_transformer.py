@@ -10,7 +10,7 @@ transformer block with one set of weights is applied until its output no longer 
 a network of any depth with the parameters, and the training memory, of one block. The task is to
 tell walking, going downstairs and standing from going upstairs, sitting and lying: 756 windows of
 some people train it, 324 of others test it. Bounds on the weights let every window come to rest.
-The same block applied once is trained beside it: this task does not need the depth.
+The same block applied once is trained for comparison: this task does not need the depth.
 """
 
 import matplotlib.pyplot as plt

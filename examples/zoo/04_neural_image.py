@@ -10,7 +10,7 @@ layer is an equilibrium::
 so that 64 units serve as a network of any depth, with the memory of one layer. All 1600 points of
 a 40 x 40 elevation map of Jacksboro, Tennessee, which comes with matplotlib, are one batch at every
 step. So the last equilibrium is near the next one: with it as a warm start a solve takes two or
-three evaluations. Beside it a layer of the same size without W, trained in the same way.
+three evaluations. For comparison a layer of the same size without W, trained in the same way.
 """
 
 import matplotlib.cbook

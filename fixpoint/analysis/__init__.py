@@ -1,4 +1,4 @@
-"""Why a model converges or does not."""
+"""Analysis of the convergence of a model."""
 
 from fixpoint.analysis.basins import Basins, basins, trajectories
 from fixpoint.analysis.contraction import (

@@ -1,4 +1,4 @@
-"""Where starts in the plane end: basins of attraction and trajectories of a map with D = 2."""
+"""Basins of attraction and trajectories of a map with D = 2."""
 
 from __future__ import annotations
 

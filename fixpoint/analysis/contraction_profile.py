@@ -1,4 +1,4 @@
-"""How well the hidden states of an ERNN are equilibrated, over the time steps of a sequence."""
+"""Convergence condition of an ERNN over the time steps of a sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a trained ERNN equilibrates, and where its convergence condition fails, in words."""
+"""Diagnosis of a trained ERNN in words: its equilibria and its convergence condition."""
 
 from __future__ import annotations
 

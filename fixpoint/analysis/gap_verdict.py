@@ -1,4 +1,4 @@
-"""Whether the states of a layer are equilibria: the thresholds and the words, once."""
+"""Verdict on the states of a layer, equilibria or not: the thresholds and the words, once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gap_quantiles(gap: Tensor) -> tuple[float, float, float] | None:
     return low, middle, high
 
 
-def equilibrium_verdict(quantiles: Sequence[float]) -> tuple[str, str]:
+def equilibrium_verdict(quantiles: Sequence[float], *, layers: int = 1) -> tuple[str, str]:
     """Say how far the states are from equilibrium in a sentence, and what it means in another.
 
     A layer equilibrates where 90 % of its states are within `NEAR`, and integrates where half of
@@ -41,6 +41,7 @@ def equilibrium_verdict(quantiles: Sequence[float]) -> tuple[str, str]:
 
     Args:
         quantiles: see `gap_quantiles`.
+        layers: number of layers that the verdict is about.
 
     Example:
         >>> from fixpoint.analysis.gap_verdict import equilibrium_verdict
@@ -52,10 +53,13 @@ def equilibrium_verdict(quantiles: Sequence[float]) -> tuple[str, str]:
         f"The median state is {middle:.2g} of its norm away from equilibrium "
         f"(10 % to 90 %: {low:.2g} to {high:.2g})."
     )
+    one = layers == 1
+    subject, s, its = ("This layer", "s", "its") if one else ("These layers", "", "their")
     if high <= NEAR:
-        return distance, "This layer equilibrates: its states solve h = phi(h)."
+        return distance, f"{subject} equilibrate{s}: {its} states solve h = phi(h)."
     if middle >= FAR:
-        return distance, "This layer integrates its input over time, it does not equilibrate."
+        not_so = "it does not equilibrate" if one else "they do not equilibrate"
+        return distance, f"{subject} integrate{s} {its} input over time, {not_so}."
     return distance, (
-        "This layer equilibrates in part: its states move towards h = phi(h) and stop short."
+        f"{subject} equilibrate{s} in part: {its} states move towards h = phi(h) and stop short."
     )

@@ -1,4 +1,4 @@
-"""Whether a cheap gradient of an equilibrium is good enough: its angle and size."""
+"""Bias of a cheap gradient of an equilibrium: its angle and size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOOD = 0.9
 
 
 class GradientBias(NamedTuple):
-    """Cheap gradients beside the exact one, all parameters together, (n,) each.
+    """Cheap gradients compared with the exact one, all parameters together, (n,) each.
 
     names: of the ways to differentiate.
     cosine: with the exact gradient; 0 where one of the two is 0.
@@ -47,7 +47,7 @@ class GradientBias(NamedTuple):
             else f"none has a cosine of {GOOD:g}: take Implicit()"
         )
         part = "" if self.converged == 1 else f" ({self.converged:.0%} of the samples converged)"
-        return f"beside the exact gradient{part}: {'; '.join(parts)}. Here {verdict}"
+        return f"relative to the exact gradient{part}: {'; '.join(parts)}. Here {verdict}"
 
 
 def gradient_bias(

@@ -1,4 +1,4 @@
-"""Whether a recurrence forgets or amplifies along real data: its largest Lyapunov exponent."""
+"""Largest Lyapunov exponent of a recurrence along real data: it forgets or amplifies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fixpoint.analysis.hidden_states import recurrent_layer, time_first
 from fixpoint.models import RecurrentCell
 from fixpoint.models.rnn.base_layer import Recurrent
-from fixpoint.sequence.recurrence import Recurrence
+from fixpoint.sequence.recurrence import SequenceProblem
 from fixpoint.sequence.sequential import advance_tangent
 
 
@@ -87,7 +87,7 @@ def lyapunov_exponent(layer: nn.Module, x: Tensor, *, seed: int = 0) -> Lyapunov
         raise ValueError("several layers or directions have no one state: take one of them alone")
     cell, h0 = cast(RecurrentCell, inner.l0), x.new_zeros(x.shape[1], inner.hidden_size)
     form = cell.parallel_form(x, h0)
-    recurrence = Recurrence(form.step, form.x, h0, form.solver is not None)
+    recurrence = SequenceProblem(form.step, form.x, h0, form.solver is not None)
     states = cell.states(x, h0, last_only=False) if form.inner == 1 else None
     e = torch.randn(h0.shape, generator=torch.Generator().manual_seed(seed)).to(h0)
     e, growth, h = e / e.norm(dim=1, keepdim=True), [], h0

@@ -1,4 +1,4 @@
-"""How many iterations all time steps at once take, by Jacobian, and what the bound says."""
+"""Iterations of all time steps at once, by Jacobian, and their bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens while a model trains: its loss, its parameters, whatever else is watched."""
+"""History of a training: the loss, the parameters, and other values to record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What accuracy costs: residual against evaluations and time, and gradients against both."""
+"""Cost of accuracy: residual against evaluations and time, and gradients against both."""
 
 from __future__ import annotations
 

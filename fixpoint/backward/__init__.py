@@ -1,4 +1,4 @@
-"""How z* is differentiated: through the updates, or by the implicit function theorem."""
+"""Differentiation of z*: through the updates, or by the implicit function theorem."""
 
 from fixpoint.backward.base import Backward
 from fixpoint.backward.implicit import Implicit

@@ -101,7 +101,7 @@ class Problem:
         return solution
 
     def of_instances(self, size: int, in_dims: Sequence[int | None]) -> Problem:
-        """Return the problem of `size` of its instances at once, as so many more rows."""
+        """Return the problem of `size` of its instances at once, as further rows."""
         return dataclasses.replace(
             self,
             function=_of_instances(self.function, size, in_dims),

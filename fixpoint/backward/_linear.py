@@ -1,4 +1,4 @@
-"""The linear fixed-point problem x = A x + b with A = J^T or J, and what its solver is told."""
+"""Linear fixed-point problem x = A x + b with A = J^T or J, and the information for its solver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether phi repeats itself: its residual at the solution, evaluated once more."""
+"""Test that phi repeats itself: its residual at the solution, evaluated once more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fixpoint.solvers.loop.norms import resolution
 FACTOR = 2.0
 """A residual may be that many times the tolerance where it was within it before."""
 NOISE = 100.0
-"""And so many units in the last place of phi(z), which other kernels may round differently."""
+"""Further units in the last place of phi(z), which other kernels may round differently."""
 
 
 def check_repetition(

@@ -1,4 +1,4 @@
-"""What every way of differentiating a solve offers, and what several of them use."""
+"""Interface of all ways of differentiating a solve, and the parts that several of them use."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Reversible(Backward):
     does not repeat itself, as with new dropout masks.
 
     Args:
-        slots: states kept, beside that of the update at work.
+        slots: states kept, besides that of the update at work.
 
     Source: Griewank and Walther (2000), Algorithm 799: revolve, an implementation of checkpointing
         for the reverse or adjoint mode of computational differentiation.

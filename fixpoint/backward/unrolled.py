@@ -31,8 +31,8 @@ class Unrolled(Backward):
     has none, and does not touch those of the others.
 
     Args:
-        last: only through the last so many updates; the state before them is detached. A solve
-            to a tolerance runs first without gradient; so many first updates from its solution
+        last: number of last updates to go through; the state before them is detached. A solve
+            to a tolerance runs first without gradient; as many first updates from its solution
             then give the gradient (not the value), so that each sample gets them all. They are
             those that the solver makes without a history: damped plain updates, whose gradient is
             the Neumann series as in `Phantom` and improves with `last` where these contract; or

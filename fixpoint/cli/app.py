@@ -21,7 +21,7 @@ COMMANDS = {
     "diagnose": "Say in plain sentences, and draw, whether a trained model converges on its data.",
     "export": "Write a trained network as a C program without dependencies, or as an ONNX graph.",
     "report": "Write one self-contained page of finished runs; also tables as LaTeX and CSV.",
-    "reproduce": "Run the recipes of a table of the paper, and print ours beside the paper's.",
+    "reproduce": "Run the recipes of a table of the paper; print our numbers next to the paper's.",
     "figures": "Draw the figures of the ERNN paper, and of its analysis, from new short runs.",
     "info": "Print versions, threads, devices, BLAS and the data folder, for bug reports.",
     "data": "Data sets: list, download, describe.",

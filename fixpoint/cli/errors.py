@@ -1,4 +1,4 @@
-"""What is wrong with a command, in one line and an exit status."""
+"""Errors of a command: one line and an exit status."""
 
 from __future__ import annotations
 

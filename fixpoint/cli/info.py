@@ -1,4 +1,4 @@
-"""`fixpoint info`: what a report of a problem should say about the machine."""
+"""`fixpoint info`: the machine, for the report of a problem."""
 
 from __future__ import annotations
 

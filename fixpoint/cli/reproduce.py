@@ -71,7 +71,7 @@ def reproduce(
     jobs: Jobs = None,
     cluster: Cluster = None,
 ) -> None:
-    """Run the recipes of a table of the paper, and print ours beside the paper's numbers.
+    """Run the recipes of a table of the paper, and print our numbers next to the paper's.
 
     Finished runs in --out are not run again, unfinished ones are continued. With figures, draw
     those of the paper, as "fixpoint figures" does. With solvers, repeat the comparison of solvers,

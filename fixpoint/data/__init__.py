@@ -1,8 +1,6 @@
-"""Data sets: `load_dataset(name)`, and what is done to them before training."""
+"""Data sets: `load_dataset(name)`, and their preparation for training."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from fixpoint.data.augmentation import check_vectors, random_rotations, rotate
 from fixpoint.data.bptt import stream_batches
@@ -41,12 +39,3 @@ __all__ = [
     "stream_batches",
     "validation_split",
 ]
-
-_RENAMED = {"normalise": "normalize"}
-"""Former names, which can still be imported; see CHANGELOG."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        return globals()[_RENAMED[name]]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Whether two machines have the same data."""
+"""Comparison of the data of two machines."""
 
 from __future__ import annotations
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-
-_RENAMED = {"licence": "license"}
-"""Former names of fields, which are still accepted; see CHANGELOG."""
 
 Kind = Literal["classification", "tokens", "language-model"]
 PARTS = ("train", "valid", "test")
@@ -27,22 +23,6 @@ _STORED: dict[str, tuple[str, tuple[torch.dtype, ...]]] = {
 _AXES = {"classification": 3, "tokens": 2, "language-model": 1}
 
 
-T = TypeVar("T")
-
-
-def _accept_former_names(cls: type[T]) -> type[T]:
-    """Let the constructor take fields by their former names too."""
-    init = cls.__init__
-
-    @functools.wraps(init)
-    def __init__(self: Any, **fields: Any) -> None:
-        init(self, **{_RENAMED.get(name, name): value for name, value in fields.items()})
-
-    cls.__init__ = __init__  # type: ignore[method-assign]
-    return cls
-
-
-@_accept_former_names
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Dataset:
     """Sequences with one class each, or a stream of tokens, split into train, valid and test.
@@ -138,11 +118,6 @@ class Dataset:
                     f"got {shapes['train']} and {shape}"
                 )
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _RENAMED:
-            return getattr(self, _RENAMED[name])
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     @property
     def parts(self) -> tuple[str, ...]:
         """The parts that are there, of train, valid and test."""
@@ -195,7 +170,7 @@ class Dataset:
             if ids is None and key == "groups":
                 continue
             if ids is None and (key == "y" or self.kind == "tokens"):
-                raise ValueError(f"{self.name}: x_{part} needs {key}_{part} beside it, got None")
+                raise ValueError(f"{self.name}: x_{part} needs {key}_{part} too, got None")
             if ids is not None and (ids.shape != x.shape[:1] or ids.dtype != torch.int64):
                 raise ValueError(
                     f"{self.name}: {key}_{part} must be int64 ({len(x)},), one for each window, "

@@ -48,7 +48,7 @@ def normalize(
             FastGRNN does; "channel" for each channel, over time and windows, which preserves the
             shape of a window in time. "asinh" is asinh((x - median) / (1.4826 MAD)) for each
             channel, with MAD the median distance from the median: linear near the median,
-            logarithmic far from it, so that small movements are visible beside large ones.
+            logarithmic far from it, so that small movements are visible next to large ones.
             1.4826 MAD is the s.d. of a normal distribution, and outliers do not change it. If the
             MAD is 0, the s.d. takes its place.
         late: keep the stored values in their units and let `inputs` normalize them, so that they

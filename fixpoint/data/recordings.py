@@ -22,7 +22,7 @@ _TIMES = ("time", "timestamp", "datetime", "date")
 _INDEX = ("", "Unnamed: 0")
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
 _GAP = 1.5
-"""A step of time longer than so many usual ones is a gap."""
+"""A step of time longer than this many usual ones is a gap."""
 _TEST = 0.2
 
 

@@ -1,4 +1,4 @@
-"""How far a program's scores are from the network's."""
+"""Differences between the scores of a program and of its network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fixpoint.training import Trained
 
 
 class Agreement(NamedTuple):
-    """Scores of a program beside those of torch, over the same windows.
+    """Scores of a program and of torch, over the same windows.
 
     windows: number of them.
     scored: windows whose scores by the program are finite.

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fixpoint.export.network import Network
 
 HEADROOM = 2.0
-"""Values up to so many times the largest one of the training windows do not saturate."""
+"""Values up to this many times the largest one of the training windows do not saturate."""
 
 
 class Calibration:

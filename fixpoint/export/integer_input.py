@@ -102,7 +102,7 @@ class IntegerInput:
 
     @cached_property
     def float_units(self) -> np.ndarray:
-        """Factors of a float difference beside the table: twice, in units of x, (d,)."""
+        """Factors of a float difference besides the table: twice, in units of x, (d,)."""
         units = self._table[1].astype(np.float64) if self.by_time else self._scale[0]
         return (2 * units / self._target).astype(np.float32)
 

@@ -188,7 +188,7 @@ class IntegerLayer:
 
     @property
     def template_values(self) -> dict[str, Any]:
-        """Values for the template of the program, beside the sizes."""
+        """Values for the template of the program, besides the sizes."""
         return {
             "factors": {name: self.factor(name) for name in self.matrices},
             "sigma_factor": self.sigma_factor,
@@ -215,7 +215,7 @@ def largest_sum(matrix: QuantizedMatrix) -> int:
 
 
 def fixed(values: Tensor | None, bits: int, limit: int) -> Integers:
-    """Return values as integers with so many bits after the point."""
+    """Return values as integers with this many bits after the point."""
     assert values is not None
     scaled = np.rint(np.ldexp(values.detach().double().numpy(), bits))
     return clamp(scaled.astype(np.int64), limit)

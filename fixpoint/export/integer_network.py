@@ -148,7 +148,7 @@ class IntegerNetwork:
 
     @property
     def template_values(self) -> dict[str, Any]:
-        """Values for the template of the program, beside the sizes."""
+        """Values for the template of the program, besides the sizes."""
         return {
             "bits": self.bits,
             **self.inputs.template_values,

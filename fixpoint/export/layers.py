@@ -35,11 +35,11 @@ def read_layers(
     """
     if getattr(layer, "bidirectional", False):
         raise ValueError(
-            f"{type(layer).__name__} reads each window in both directions; possible are {POSSIBLE}"
+            f"{type(layer).__name__} reads each window in both directions; supported are {POSSIBLE}"
         )
     read = next((read for kind, read in _READERS.items() if isinstance(layer, kind)), None)
     if read is None:
-        raise ValueError(f"{type(layer).__name__} has no device program; possible are {POSSIBLE}")
+        raise ValueError(f"{type(layer).__name__} has no device program; supported are {POSSIBLE}")
     if equilibria and isinstance(layer, ERNN) and layer.fixed_point.solver.has_tolerance:
         read = _equilibrium
     source: Any = layer
@@ -79,7 +79,7 @@ def _ernn(cell: Any, timesteps: int, fold: bool) -> Recurrence:
     if solver.max_iter < 1 or several or not phi.defines("as_leaky_step"):
         raise ValueError(
             f"{type(phi).__name__} with max_iter={solver.max_iter} has no device program; "
-            f"possible are {POSSIBLE}"
+            f"supported are {POSSIBLE}"
         )
     eta = torch.atleast_2d(solver.steps_until(timesteps))
     recurrent, inputs, feedback, bias = _map(phi, fold)

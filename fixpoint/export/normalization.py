@@ -57,7 +57,7 @@ class InputScale:
 
     @classmethod
     def identity(cls, channels: int) -> InputScale:
-        """Leave samples of so many channels as they are."""
+        """Leave samples of this many channels as they are."""
         zero = torch.zeros(channels)
         return cls(offset=zero, mean=zero[None], scale=zero[None] + 1)
 

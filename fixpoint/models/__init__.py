@@ -1,6 +1,4 @@
-"""Models built on fixed points, and what keeps their maps well-behaved."""
-
-from typing import Any
+"""Models built on fixed points, and means to keep their maps well-behaved."""
 
 from fixpoint.models.deq.deq import DEQ
 from fixpoint.models.deq.freezing import frozen
@@ -81,23 +79,3 @@ __all__ = [
     "scan_reference",
     "supervised_states",
 ]
-
-_RENAMED = {
-    "Cell": "EquilibriumMap",
-    "IdentityFeedbackCell": "IdentityFeedbackMap",
-    "JordanCell": "JordanMap",
-    "LinearCell": "LinearMap",
-    "SelfFeedbackCell": "SelfFeedbackMap",
-    "check_pair": "check_compatible",
-    "contract": "bound_spectral_norm",
-    "held": "frozen",
-    "plain_gated_scan": "gated_scan_reference",
-    "plain_scan": "scan_reference",
-}
-"""Former names, which can still be imported; see CHANGELOG."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        return globals()[_RENAMED[name]]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

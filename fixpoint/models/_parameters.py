@@ -69,7 +69,7 @@ def first_parameter(module: nn.Module) -> Tensor:
 
 
 class Memo:
-    """A value made from tensors, made again only where they have changed.
+    """A value computed from tensors, and computed again only after they have changed.
 
     They are known by their products with a fixed vector: counters of versions miss writes through
     `.data`, and a tensor that a hook makes again each time has none.

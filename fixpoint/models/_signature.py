@@ -18,7 +18,7 @@ class _FullSignature:
         return full_signature(owner)
 
 
-class ShowsAllOptions:
+class OptionsMixin:
     """A class for which `help` and `inspect.signature` show every option by name.
 
     `**options` of a constructor stands for the keyword arguments of the next constructor in the

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fixpoint._messages import unknown_name
 from fixpoint._validation import at_least, boolean, positive
 from fixpoint.models._parameters import Resettable, small_normal_
-from fixpoint.models._signature import ShowsAllOptions
+from fixpoint.models._signature import OptionsMixin
 from fixpoint.models.deq.spectral_norm import bound_spectral_norm
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 
@@ -41,7 +41,7 @@ class MapOptions(TypedDict, total=False):
     dtype: torch.dtype | None
 
 
-class EquilibriumMap(ShowsAllOptions, Resettable):
+class EquilibriumMap(OptionsMixin, Resettable):
     """A map phi(h, h_prev, x), bound to a whole sequence at a time by `bind`.
 
     Weights are named as in the paper and drawn from N(0, 0.1^2), the bias b is 0. A new map

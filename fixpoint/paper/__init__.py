@@ -1,1 +1,1 @@
-"""What belongs to the ERNN paper alone: its tables, its figures, its experiments."""
+"""Tables, figures and experiments of the ERNN paper alone."""

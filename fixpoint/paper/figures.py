@@ -264,7 +264,7 @@ def solvers(runs: Runs) -> Figure:
     points = work_precision(map_, z0, chosen, rtols=rtols, repeats=7)
     plots.plot_work_precision(points, axes[1], by="seconds")
     drawn = plots.figure_of(axes[0])
-    plots.legend_below(drawn, axes, columns=5)  # of so many solvers it is as high as a panel
+    plots.legend_below(drawn, axes, columns=5)  # of this many solvers it is as high as a panel
     return drawn
 
 

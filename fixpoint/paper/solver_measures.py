@@ -1,4 +1,4 @@
-"""What the study of solvers measures on a trained model: time, memory, iterations, gradients."""
+"""Measurements of the study of solvers on a trained model: time, memory, iterations, gradients."""
 
 from __future__ import annotations
 

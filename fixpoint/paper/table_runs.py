@@ -1,4 +1,4 @@
-"""`fixpoint reproduce`: recipes of a table of the paper, our numbers beside the paper's."""
+"""`fixpoint reproduce`: recipes of a table of the paper, our numbers next to the paper's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reproduce_table(
     protocol: str | None = None,
     changes: dict[str, Any],
 ) -> list[Record]:
-    """Run the recipes of a table, and print ours beside the paper's numbers.
+    """Run the recipes of a table, and print our numbers next to the paper's.
 
     Rows whose data or model is not there are named and left out. Finished runs in `out` are not
     run again. The page `report.html` has the curves.

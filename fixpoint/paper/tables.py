@@ -1,4 +1,4 @@
-"""The numbers of the paper, which `fixpoint reproduce` prints beside ours."""
+"""The numbers of the paper, which `fixpoint reproduce` prints next to ours."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ Source: Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural Ne
 
 
 class Shape:
-    """Sequences of T steps of d features (none: words) in so many classes (none: a text).
+    """Sequences of T steps of d features (none: words) in this many classes (none: a text).
 
     It stands for a data set where a model is only built, as for its size.
     """

@@ -1,4 +1,4 @@
-"""How the gradient of a sequence is solved for: lambda_t = g_t + J_{t+1}^T lambda_{t+1}."""
+"""Solve for the gradient of a sequence: lambda_t = g_t + J_{t+1}^T lambda_{t+1}."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fixpoint.backward import Implicit
 from fixpoint.failure import OnFailure
 from fixpoint.sequence.jacobians import SequenceJacobian
 from fixpoint.sequence.parallel import ParallelTime, rounding_tolerance
-from fixpoint.sequence.recurrence import Recurrence
+from fixpoint.sequence.recurrence import SequenceProblem
 from fixpoint.solution import Solution
 
 
@@ -49,7 +49,7 @@ class SequenceAdjoint:
         self.on_failure = on_failure
         self.solution: Solution | None = None
 
-    def backward(self, recurrence: Recurrence, jacobian: SequenceJacobian) -> Implicit:
+    def backward(self, recurrence: SequenceProblem, jacobian: SequenceJacobian) -> Implicit:
         """Return the way to differentiate the solution of a recurrence."""
         T, dtype = recurrence.shape[0], recurrence.h0.dtype
         solver = ParallelTime(

@@ -168,7 +168,7 @@ def diagonal_scan(a: Tensor, r: Tensor, *, reverse: bool = False) -> Tensor:
     if r.device.type == "cpu":
         return _loop(a, r, reverse)
     if r.device.type == "cuda" and _has_triton():
-        from fixpoint.sequence.triton import diagonal_scan as kernel_scan
+        from fixpoint.sequence.triton_kernels import diagonal_scan as kernel_scan
 
         return kernel_scan(a.contiguous(), r.contiguous(), reverse=reverse)
     return doubling_scan(_reversed(a), r.flip(0)).flip(0) if reverse else doubling_scan(a, r)

@@ -1,4 +1,4 @@
-"""What stands for the Jacobian of each step: A_t of the scan delta_t = A_t delta_{t-1} + r_t."""
+"""Substitutes for the Jacobian of each step: A_t of the scan delta_t = A_t delta_{t-1} + r_t."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fixpoint.sequence.affine_scan import (
     ScalarScan,
     ZeroScan,
 )
-from fixpoint.sequence.recurrence import Recurrence, as_rows, as_states
+from fixpoint.sequence.recurrence import SequenceProblem, as_rows, as_states
 from fixpoint.sequence.trust_region import TrustRegionScan
 
 ValueAndDiagonal = Callable[[Tensor, Tree], tuple[Tensor, Tensor]]
@@ -31,7 +31,7 @@ MAX_DENSE = 32
 """Most units n of a dense Jacobian that "auto" takes: it costs T n^3 where f costs T n^2."""
 
 
-class Linearization(NamedTuple):
+class StepLinearization(NamedTuple):
     """F = f(h_prev, x), (T, B, n), the scan that stands for its derivative, and products made."""
 
     F: Tensor
@@ -48,7 +48,9 @@ class SequenceJacobian:
         True
     """
 
-    def linearize(self, recurrence: Recurrence, h: Tensor, h_prev: Tensor) -> Linearization:
+    def linearize(
+        self, recurrence: SequenceProblem, h: Tensor, h_prev: Tensor
+    ) -> StepLinearization:
         """Linearize at the states h = h_1 .. h_T and h_prev = h_0 .. h_{T-1}, (T, B, n) each."""
         raise NotImplementedError
 
@@ -73,8 +75,10 @@ class ZeroJacobian(SequenceJacobian):
         torch.Size([50, 4, 3])
     """
 
-    def linearize(self, recurrence: Recurrence, h: Tensor, h_prev: Tensor) -> Linearization:
-        return Linearization(recurrence.evaluate(h, h_prev), ZeroScan())
+    def linearize(
+        self, recurrence: SequenceProblem, h: Tensor, h_prev: Tensor
+    ) -> StepLinearization:
+        return StepLinearization(recurrence.evaluate(h, h_prev), ZeroScan())
 
 
 class LeakyJacobian(SequenceJacobian):
@@ -101,9 +105,11 @@ class LeakyJacobian(SequenceJacobian):
             raise ValueError(f"decay must be a number or (T,); got {tuple(self.decay.shape)}")
         self._scan: ScalarScan | None = None
 
-    def linearize(self, recurrence: Recurrence, h: Tensor, h_prev: Tensor) -> Linearization:
+    def linearize(
+        self, recurrence: SequenceProblem, h: Tensor, h_prev: Tensor
+    ) -> StepLinearization:
         scan = self.scan(len(h), h)
-        return Linearization(recurrence.evaluate(h, h_prev), scan)
+        return StepLinearization(recurrence.evaluate(h, h_prev), scan)
 
     def window(self, times: slice) -> LeakyJacobian:
         return self if self.decay.dim() == 0 else LeakyJacobian(self.decay[times])
@@ -158,7 +164,9 @@ class DiagonalJacobian(SequenceJacobian):
         self.clip = None if clip is None else positive(clip=clip)
         self.trust_region = trust_region and positive(trust_region=trust_region)
 
-    def linearize(self, recurrence: Recurrence, h: Tensor, h_prev: Tensor) -> Linearization:
+    def linearize(
+        self, recurrence: SequenceProblem, h: Tensor, h_prev: Tensor
+    ) -> StepLinearization:
         if recurrence.joint:
             return self._joint(recurrence, h, h_prev)
         F, a, products = self._value_and_diagonal(recurrence, h_prev)
@@ -167,13 +175,13 @@ class DiagonalJacobian(SequenceJacobian):
         scan: AffineScan = DiagonalScan(a)
         if self.trust_region:
             scan = TrustRegionScan(a, 1 / self.trust_region)
-        return Linearization(F, scan, products)
+        return StepLinearization(F, scan, products)
 
     def plain(self) -> DiagonalJacobian:
         return DiagonalJacobian(self.formula, probes=self.probes, clip=self.clip)
 
     def _value_and_diagonal(
-        self, recurrence: Recurrence, h_prev: Tensor
+        self, recurrence: SequenceProblem, h_prev: Tensor
     ) -> tuple[Tensor, Tensor, int]:
         T, h_prev, x = len(h_prev), as_rows(h_prev), recurrence.flat_x()
         if self.formula is not None:
@@ -183,7 +191,7 @@ class DiagonalJacobian(SequenceJacobian):
         F, a, products = self._probe(lambda h: step(h, h), h_prev)
         return as_states(F, T), as_states(a, T), products
 
-    def _joint(self, recurrence: Recurrence, h: Tensor, h_prev: Tensor) -> Linearization:
+    def _joint(self, recurrence: SequenceProblem, h: Tensor, h_prev: Tensor) -> StepLinearization:
         """Return delta_t = (r_t + d_prev delta_{t-1}) / (1 - d) with the diagonals d, d_prev of
         phi.
         """
@@ -198,7 +206,7 @@ class DiagonalJacobian(SequenceJacobian):
         if self.clip is not None:
             a = a.clamp(-self.clip, self.clip)
         scan = DiagonalScan(as_states(a, T), as_states(scale, T))
-        return Linearization(as_states(F, T), scan, products + more)
+        return StepLinearization(as_states(F, T), scan, products + more)
 
     def _probe(self, phi: Callable[[Tensor], Tensor], h: Tensor) -> tuple[Tensor, Tensor, int]:
         """Return phi(h), its diagonal or the mean of z * (J z), and the products made."""
@@ -234,7 +242,9 @@ class DenseJacobian(SequenceJacobian):
         torch.Size([50, 4, 3])
     """
 
-    def linearize(self, recurrence: Recurrence, h: Tensor, h_prev: Tensor) -> Linearization:
+    def linearize(
+        self, recurrence: SequenceProblem, h: Tensor, h_prev: Tensor
+    ) -> StepLinearization:
         T, n = len(h), h.shape[2]
         step = recurrence.step_at(recurrence.flat_x())
         with torch.enable_grad():
@@ -242,19 +252,19 @@ class DenseJacobian(SequenceJacobian):
             F = step(h, h_prev)
         a = as_states(batch_vjp_of_units(F, h_prev), T)
         if not recurrence.joint:
-            return Linearization(as_states(F.detach(), T), DenseScan(a), n)
+            return StepLinearization(as_states(F.detach(), T), DenseScan(a), n)
         # (I - d phi / d h) delta_t = (d phi / d h_prev) delta_{t-1} + r_t
         inner = -batch_vjp_of_units(F, h)
         inner.diagonal(dim1=-2, dim2=-1).add_(1)
         scale = as_states(torch.linalg.inv_ex(inner)[0], T)
-        return Linearization(as_states(F.detach(), T), DenseScan(scale @ a, scale), 2 * n)
+        return StepLinearization(as_states(F.detach(), T), DenseScan(scale @ a, scale), 2 * n)
 
 
 JACOBIANS = ("auto", "leaky", "zero", "identity", "diagonal", "dense")
 
 
 def make_jacobian(
-    name: str | SequenceJacobian, decay: Tensor | float | None, recurrence: Recurrence
+    name: str | SequenceJacobian, decay: Tensor | float | None, recurrence: SequenceProblem
 ) -> SequenceJacobian:
     """Return the Jacobian of that name, or the given one.
 

@@ -14,7 +14,7 @@ from fixpoint.backward._linear import LinearDerivatives
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.sequence.affine_scan import AffineScan, ZeroScan
 from fixpoint.sequence.jacobians import LeakyJacobian, SequenceJacobian
-from fixpoint.sequence.recurrence import Recurrence, as_samples, states_of
+from fixpoint.sequence.recurrence import SequenceProblem, as_samples, states_of
 from fixpoint.sequence.sequential import sequential_adjoint, sequential_tangent
 from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Picard
@@ -98,7 +98,7 @@ class ParallelTime(Picard):
 
     def __init__(
         self,
-        recurrence: Recurrence,
+        recurrence: SequenceProblem,
         jacobian: SequenceJacobian,
         *,
         note: Callable[[Solution], None] | None = None,

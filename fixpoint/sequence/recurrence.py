@@ -17,7 +17,7 @@ RowMap = Callable[[Tensor, Tensor], Tensor]
 """(h, h_prev) -> h, (R, n) each, for given inputs."""
 
 
-class Recurrence(NamedTuple):
+class SequenceProblem(NamedTuple):
     """h_t = f(h_{t-1}, x_t), or with `joint` h_t = phi(h_t, h_{t-1}, x_t), for t = 1 .. T.
 
     f: the step, on any number of rows; each row on its own.
@@ -47,7 +47,7 @@ class Recurrence(NamedTuple):
         """Return x with the batch and time axes as one axis of B T rows."""
         return _map(as_rows, self.x)
 
-    def with_rows(self) -> Recurrence:
+    def with_rows(self) -> SequenceProblem:
         """Return the recurrence with x in the memory order of rows, made once for all updates."""
         x = _map(lambda leaf: leaf.transpose(0, 1).contiguous().transpose(0, 1), self.x)
         return self._replace(x=x)
@@ -78,12 +78,12 @@ class Recurrence(NamedTuple):
         per_step = zip(*(leaf.unbind(0) for leaf in leaves), strict=True)
         return [self.step_at(tree_unflatten(x, structure)) for x in per_step]
 
-    def select(self, samples: Tensor) -> Recurrence:
+    def select(self, samples: Tensor) -> SequenceProblem:
         """Return the recurrence of some samples, given by their indices."""
         x = _map(lambda leaf: leaf.index_select(1, samples), self.x)
         return self._replace(x=x, h0=self.h0.index_select(0, samples)).with_rows()
 
-    def window(self, times: slice, h0: Tensor) -> Recurrence:
+    def window(self, times: slice, h0: Tensor) -> SequenceProblem:
         """Return the recurrence of a stretch of time, from the state before it."""
         return self._replace(x=_map(lambda leaf: leaf[times], self.x), h0=h0)
 
@@ -121,7 +121,7 @@ def states_of(z: Tensor, T: int) -> Tensor:
     return z.view(len(z), T, z.shape[1] // T).transpose(0, 1)
 
 
-def make_recurrence(f: Step, x: Tree, h0: Tensor, *, joint: bool) -> Recurrence:
+def make_recurrence(f: Step, x: Tree, h0: Tensor, *, joint: bool) -> SequenceProblem:
     """Return the recurrence, after a check of its tensors.
 
     Raises:
@@ -145,7 +145,7 @@ def make_recurrence(f: Step, x: Tree, h0: Tensor, *, joint: bool) -> Recurrence:
             )
     if T == 0:
         raise ValueError("x must have at least one time step; it has none")
-    return Recurrence(f, x, h0, joint)
+    return SequenceProblem(f, x, h0, joint)
 
 
 def _map(function: Callable[[Tensor], Tensor], tree: Tree) -> Any:

@@ -1,4 +1,4 @@
-"""The recurrence and its derivatives step by step: what a sample that fails falls back to."""
+"""Recurrence and its derivatives step by step: the fallback of a sample that fails."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 from fixpoint.derivatives import batch_vjp_of_units
 from fixpoint.fixed_point import solve
-from fixpoint.sequence.recurrence import Recurrence, RowMap
+from fixpoint.sequence.recurrence import RowMap, SequenceProblem
 from fixpoint.solution import Result
 from fixpoint.solvers import Solver
 
 
 @torch.no_grad()
-def sequential_states(recurrence: Recurrence, solver: Solver | None) -> tuple[Tensor, Tensor]:
+def sequential_states(recurrence: SequenceProblem, solver: Solver | None) -> tuple[Tensor, Tensor]:
     """Return h_1 .. h_T, (T, B, n), one step after the other, and a `Result` of each sample, (B,).
 
     A joint equilibrium is solved by `solver` at each step; its worst result is that of the sample.
@@ -33,7 +33,7 @@ def sequential_states(recurrence: Recurrence, solver: Solver | None) -> tuple[Te
     return torch.stack(states), worst
 
 
-def sequential_adjoint(recurrence: Recurrence, path: Tensor, g: Tensor) -> Tensor:
+def sequential_adjoint(recurrence: SequenceProblem, path: Tensor, g: Tensor) -> Tensor:
     """Return lambda_t = g_t + J_{t+1}^T lambda_{t+1} at the states h_0 .. h_T, (T + 1, B, n),
     exactly.
 
@@ -48,7 +48,7 @@ def sequential_adjoint(recurrence: Recurrence, path: Tensor, g: Tensor) -> Tenso
     return out
 
 
-def sequential_tangent(recurrence: Recurrence, path: Tensor, g: Tensor) -> Tensor:
+def sequential_tangent(recurrence: SequenceProblem, path: Tensor, g: Tensor) -> Tensor:
     """Return e_t = g_t + J_t e_{t-1} at the states h_0 .. h_T, the transpose of
     `sequential_adjoint`.
 

@@ -16,7 +16,7 @@ from fixpoint.sequence.adjoint import SequenceAdjoint
 from fixpoint.sequence.jacobians import SequenceJacobian, make_jacobian
 from fixpoint.sequence.parallel import ParallelTime, rounding_tolerance
 from fixpoint.sequence.recurrence import (
-    Recurrence,
+    SequenceProblem,
     Step,
     as_samples,
     make_recurrence,
@@ -30,7 +30,7 @@ Fallback = Literal["sequential"] | None
 CONTIGUOUS = torch.contiguous_format
 
 
-class Tolerance(NamedTuple):
+class SequenceTolerance(NamedTuple):
     """Tolerances and most updates; rtol = atol = 0 makes exactly max_iter updates."""
 
     rtol: float
@@ -161,16 +161,16 @@ def solve_equilibrium_sequence(
     return _solve(recurrence, made, tolerance, window, start, adjoint, fallback, inner)
 
 
-def _solve(recurrence: Recurrence, *arguments: Any) -> Solution:
+def _solve(recurrence: SequenceProblem, *arguments: Any) -> Solution:
     if torch.compiler.is_compiling():
         return outside_graph(_solve_windows, recurrence, *arguments)
     return _solve_windows(recurrence, *arguments)
 
 
 def _solve_windows(
-    recurrence: Recurrence,
+    recurrence: SequenceProblem,
     jacobian: SequenceJacobian,
-    tolerance: Tolerance,
+    tolerance: SequenceTolerance,
     window: int | None,
     start: Tensor | None,
     adjoint: SequenceAdjoint | None,
@@ -202,9 +202,9 @@ def _solve_windows(
 
 
 def _solve_window(
-    recurrence: Recurrence,
+    recurrence: SequenceProblem,
     jacobian: SequenceJacobian,
-    tolerance: Tolerance,
+    tolerance: SequenceTolerance,
     start: Tensor | None,
     adjoint: SequenceAdjoint,
     fallback: Fallback,
@@ -229,7 +229,7 @@ def _solve_window(
 
 
 def _with_gradient(
-    recurrence: Recurrence,
+    recurrence: SequenceProblem,
     jacobian: SequenceJacobian,
     solution: Solution,
     adjoint: SequenceAdjoint,
@@ -251,7 +251,7 @@ def _with_gradient(
     return replace(solution, z=z if good is None else solution.z.index_copy(0, good, z))
 
 
-def _fall_back(recurrence: Recurrence, solution: Solution, solver: Solver | None) -> Solution:
+def _fall_back(recurrence: SequenceProblem, solution: Solution, solver: Solver | None) -> Solution:
     """Return the solution with its failed samples solved step by step."""
     failed = has_failed(solution.result).nonzero().flatten()
     if not len(failed):
@@ -281,10 +281,10 @@ def _joined(parts: list[Solution]) -> Solution:
 
 
 def _tolerance(
-    rtol: float | None, atol: float | None, max_iter: int, recurrence: Recurrence
-) -> Tolerance:
+    rtol: float | None, atol: float | None, max_iter: int, recurrence: SequenceProblem
+) -> SequenceTolerance:
     T, dtype = recurrence.shape[0], recurrence.h0.dtype
-    return Tolerance(
+    return SequenceTolerance(
         rounding_tolerance(T, dtype) if rtol is None else non_negative(rtol=rtol),
         4 * torch.finfo(dtype).eps if atol is None else non_negative(atol=atol),
         at_least(0, max_iter=max_iter),

@@ -1,4 +1,4 @@
-"""The numbers of an Anderson step on the host: whether a step is accepted, and the weights.
+"""Numbers of an Anderson step on the host: its acceptance, and the weights.
 
 They are a few for each sample, for which the host needs less time than a tensor operation takes
 to start. As an operation of torch, it is one where others would be many.

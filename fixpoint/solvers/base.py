@@ -1,4 +1,4 @@
-"""What a solver is: `Solver` with its tolerances, and `IterativeSolver`, which the loop runs."""
+"""Interfaces of a solver: `Solver` with tolerances, and `IterativeSolver`, which the loop runs."""
 
 from __future__ import annotations
 
@@ -248,11 +248,11 @@ class IterativeSolver(Solver):
             too; see `Trace`.
         check_every: measure the residual, and let the host read it, only at each n-th update; a
             sample then ends at one of these. Under grad mode and with `record` it is 1. In a
-            graph of torch.compile so many updates are one pass of the loop, each measured.
+            graph of torch.compile this many updates are one pass of the loop, each measured.
         min_iter: least updates of a sample, as long as they lead anywhere.
         stop: "each" sample ends when it has converged and moves no more; "all" move until all have
             converged at once, as in torchdeq; a fraction in (0, 1]: as "each", and the batch ends
-            when so many of its samples have converged. The others are STOPPED.
+            when this many of its samples have converged. The others are STOPPED.
         stop_when: further test, (z, phi(z)) -> bool, (B, D), (B, D) -> (B,), that ends a sample
             whose residual is above the tolerance: it is ACCEPTED.
         noise: standard deviation of normal numbers that are added to each update, in units of the

@@ -34,13 +34,13 @@ FACTOR_BYTES = 2**22
 MIN_FACTORS = 20
 """Factors kept by default, however large a state is."""
 WINDOW = 5
-"""Growth of |g| is measured from the largest of so many last accepted steps."""
+"""Growth of |g| is measured from the largest of the last accepted steps, this many."""
 MAX_GROWTH = 100.0
 """A rejected step that multiplies |g| by more than this is not used to update H."""
 MAX_LENGTHENING = 4.0
 """Largest ratio of the lengths of a direction and the step before it."""
 MAX_LEARNED = 5
-"""So many rejected steps in a row update H; after them the direction is kept."""
+"""This many rejected steps in a row update H; after them the direction is kept."""
 
 
 class Factors(NamedTuple):

@@ -19,7 +19,7 @@ OPPOSED = -0.9
 ALIGNED = 0.9
 """Above this quotient g falls slowly in one direction, which damping makes slower still."""
 RECOVERY = 4
-"""So many times `patience` such updates in a row, and beta rises again."""
+"""This many times `patience` such updates in a row, and beta rises again."""
 
 
 class DampedPicardState(NamedTuple):

@@ -17,7 +17,7 @@ from fixpoint.solvers.base import IterativeOptions, IterativeSolver
 MIN_PREDICTED = 1e-6
 """Fraction of |g|^2 that the linear model must promise; a refused step below it is at a minimum."""
 MAX_ESCAPES = 5
-"""So many minima of |g| are left; at the next one the sample gives up."""
+"""This many minima of |g| are left; at the next one the sample gives up."""
 
 
 class LevenbergMarquardtState(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 from fixpoint.solvers.line_search import LineSearchResult
 
 WINDOW = 8
-"""Little progress: |g|^2 has not halved in so many updates."""
+"""Little progress: |g|^2 has not halved in this many updates."""
 STEPS = 20
 """Undamped steps before a sample returns to where they began."""
 MAX_GROWTH = 100.0

@@ -1,4 +1,4 @@
-"""Training, and comparing what was trained."""
+"""Training and the comparison of its results."""
 
 from fixpoint._messages import missing_extra
 

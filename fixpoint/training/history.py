@@ -1,4 +1,4 @@
-"""A short training that keeps what the hypotheses of the paper are about."""
+"""Short training that records the quantities of the paper's hypotheses."""
 
 from __future__ import annotations
 

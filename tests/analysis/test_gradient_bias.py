@@ -42,7 +42,7 @@ def test_cosine_and_size_are_those_of_the_series():
 def test_the_sentence_and_the_figure():
     a = A.clone().requires_grad_()
     bias = gradient_bias(FixedPoint(), lambda z: z @ a.T + 1, Z0, torch.sum, [a])
-    assert bias.describe().startswith("beside the exact gradient: one step: cosine")
+    assert bias.describe().startswith("relative to the exact gradient: one step: cosine")
     none = bias._replace(cosine=bias.cosine * 0, converged=0.5)
     assert "none has a cosine of 0.9: take Implicit()" in none.describe()
     assert "50% of the samples converged" in none.describe()

@@ -30,16 +30,6 @@ def test_inconsistent_datasets_are_refused(changes, message):
         make(**changes)
 
 
-def test_the_former_name_of_license_is_accepted():
-    fields = {key: getattr(make(), key) for key in ("name", "x_train", "y_train", "x_test",
-              "y_test", "classes", "citation")}  # fmt: skip
-    data = Dataset(**fields, **{"licence": "CC0"})
-    assert data.license == getattr(data, "licence") == "CC0"  # noqa: B009
-    assert replace(data, license="MIT").license == "MIT"
-    with pytest.raises(AttributeError, match="no attribute 'lisence'"):
-        getattr(data, "lisence")  # noqa: B009
-
-
 @pytest.mark.parametrize(("per", "over"), [("column", 0), ("channel", (0, 1))])
 def test_normalize_gives_train_zero_mean_and_unit_population_sd(per, over):
     x = normalize(make(), per=per).x_train.double()
@@ -357,10 +347,10 @@ def test_texts_and_streams():
     [
         ({"kind": "images"}, "kind must be one of classification, tokens, language-model, got"),
         ({"x_test": torch.zeros(1, 3)}, r"x_test must be integers \(N, T\), got torch.float32"),
-        ({"lengths_test": None}, "x_test needs lengths_test beside it"),
+        ({"lengths_test": None}, "x_test needs lengths_test too"),
         ({"lengths_train": torch.ones(3).long()}, r"lengths_train must be int64 \(2,\)"),
         ({"vocabulary": ("<pad>", "x")}, r"x_train must lie in 0\.\.1 for 2 words, got 0\.\.2"),
-        ({"x_valid": torch.zeros(1, 3).short()}, "x_valid needs y_valid beside it"),
+        ({"x_valid": torch.zeros(1, 3).short()}, "x_valid needs y_valid too"),
         ({"x_test": torch.zeros(1, 4).short()}, r"one \(T, d\), got \(3,\) and \(4,\)"),
     ],
 )

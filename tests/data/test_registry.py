@@ -2,7 +2,6 @@
 
 import pytest
 
-import fixpoint.data
 from fixpoint.data import DATASETS, SOURCES, fingerprint, load_dataset
 
 
@@ -15,12 +14,6 @@ def test_each_data_set_carries_its_registered_name(name):
     assert data.name == name
     assert data.license
     assert data.citation
-
-
-def test_the_former_name_of_normalize_is_importable():
-    assert getattr(fixpoint.data, "normalise") is fixpoint.data.normalize  # noqa: B009
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        getattr(fixpoint.data, "nothing")  # noqa: B009
 
 
 def test_each_data_set_has_a_source_or_needs_none():

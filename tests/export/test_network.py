@@ -64,7 +64,7 @@ def test_a_shared_eta_has_one_row():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "eurnn"}, "EURNN has no device program; possible are ERNN .*FastRNN, FastGRNN"),
+        ({"model": "eurnn"}, "EURNN has no device program; supported are ERNN .*FastRNN, FastGRNN"),
         (
             {"model": "ernn", "solver": "anderson"},
             "Anderson solves to a tolerance.*train with --solver inexact-newton",
@@ -81,7 +81,9 @@ def test_other_models_are_refused(options, message):
 
 
 def test_two_directions_are_refused():
-    with pytest.raises(ValueError, match="ERNN reads each window in both directions; possible are"):
+    with pytest.raises(
+        ValueError, match="ERNN reads each window in both directions; supported are"
+    ):
         read_layers(ERNN(3, 4, bidirectional=True), 7, fold=True)
 
 

@@ -39,6 +39,17 @@ def test_it_is_kept_where_V_is_parametrized():
     torch.testing.assert_close(ratio, ratio[0, 0].expand_as(ratio))  # up to the norm of V
 
 
+def test_the_input_gain_scales_W_alone():
+    torch.manual_seed(0)
+    cell = SelfFeedbackMap(3, 6, bound=0.5)
+    W = cell.W.detach().clone()
+    identity_transition_(cell, input_gain=0.1)
+    torch.testing.assert_close(cell.W, 0.1 * W)
+    torch.testing.assert_close(cell.V, torch.eye(6) - cell.U)
+    with pytest.raises(ValueError, match="input_gain must be a finite number > 0; got 0"):
+        identity_transition_(cell, input_gain=0)
+
+
 def test_other_cells_are_refused():
     with pytest.raises(TypeError, match="of a SelfFeedbackMap or LinearMap; got JordanMap"):
         identity_transition_(JordanMap(3, 4))

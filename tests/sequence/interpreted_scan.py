@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fixpoint.sequence import triton as kernels
+from fixpoint.sequence import triton_kernels as kernels
 from fixpoint.sequence.affine_scan import diagonal_scan
-from fixpoint.sequence.triton import diagonal_scan as kernel_scan
+from fixpoint.sequence.triton_kernels import diagonal_scan as kernel_scan
 
 CHUNK = 8
 

@@ -7,7 +7,7 @@ triton = pytest.importorskip("triton", reason="needs triton")
 
 from support.compiled import compile_for  # noqa: E402
 
-from fixpoint.sequence import triton as kernels  # noqa: E402
+from fixpoint.sequence import triton_kernels as kernels  # noqa: E402
 from fixpoint.sequence.affine_scan import diagonal_scan  # noqa: E402
 
 

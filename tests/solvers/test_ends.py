@@ -34,7 +34,7 @@ def names(solution):
     return [Result(code).name for code in solution.result.tolist()]
 
 
-def test_at_least_so_many_updates():
+def test_at_least_a_fraction_updates():
     for solver in (Picard, Anderson, Broyden):
         solution = solve(phi, Z0, solver(min_iter=6, rtol=0.5))
         assert solution.iterations.min() >= 6

@@ -1,4 +1,4 @@
-"""Cobweb plots: the iteration of a map of one number, beside its graph."""
+"""Cobweb plots: the iteration of a map of one number, over its graph."""
 
 from __future__ import annotations
 

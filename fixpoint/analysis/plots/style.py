@@ -1,4 +1,4 @@
-"""How figures look: one table of colors, column width, 8 point text; nothing global is set."""
+"""Style of the figures: one table of colors, column width, 8 point text; nothing global is set."""
 
 from __future__ import annotations
 

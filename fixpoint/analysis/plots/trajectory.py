@@ -1,4 +1,4 @@
-"""How the solves of a sequence went."""
+"""Plots of the solves of a sequence."""
 
 from __future__ import annotations
 

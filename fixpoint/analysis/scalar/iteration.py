@@ -1,4 +1,4 @@
-"""The equilibrium of a user's scalar map, and how many steps plain and Newton iteration take."""
+"""Equilibrium of a user's scalar map, and the steps of plain and Newton iteration to it."""
 
 from __future__ import annotations
 

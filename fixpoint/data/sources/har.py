@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from fixpoint.data.archives.download import Archive
-from fixpoint.data.archives.har import (
+from fixpoint.data.archives.har_archive import (
     ACTIVITIES,
     CHANNELS,
     COUNTS,

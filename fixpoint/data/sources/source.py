@@ -1,4 +1,4 @@
-"""The source of a data set: its official archives, and how they become its .npz file."""
+"""Source of a data set: its official archives, and their conversion to its .npz file."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ import torch
 
 from fixpoint.data.archives.download import Archive
 from fixpoint.data.archives.log_mel import FILTERS, FRAMES
-from fixpoint.data.archives.speech import URL, WORDS, parse
+from fixpoint.data.archives.speech_archive import URL, WORDS, parse
 from fixpoint.data.dataset import Dataset
 from fixpoint.data.schema import Arrays, Schema, check_schema
 from fixpoint.data.sources.source import Source

@@ -229,6 +229,3 @@ def _takes(f: Callable[..., Any], name: str, value: Any) -> bool:
         return True
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return takes_any and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
-
-
-setattr(DEQ, "regularised", DEQ.regularized)  # noqa: B010 (the former name; see CHANGELOG)

@@ -104,7 +104,7 @@ def supervised_states(
 def _keeping(
     solver: IterativeSolver, at: Sequence[int], kept: dict[int, Tensor]
 ) -> IterativeSolver:
-    """Return the solver, which keeps the states after so many updates, and no other."""
+    """Return the solver, which keeps the states after these updates, and no other."""
     solver = copy.copy(solver)
     update = solver.update
 

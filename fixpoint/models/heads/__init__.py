@@ -1,1 +1,1 @@
-"""What is built on a recurrent layer."""
+"""Heads: models built on a recurrent layer."""

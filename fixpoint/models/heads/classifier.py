@@ -22,6 +22,9 @@ class LastStateClassifier(nn.Module):
         vocabulary: number of words where x holds words; they are embedded in as many features as
             the layer has inputs, here `hidden_size`.
 
+    Raises:
+        ValueError: `hidden_size` is not the number of outputs of the layer.
+
     Example:
         >>> import torch
         >>> from fixpoint.models import FastRNN, LastStateClassifier
@@ -34,6 +37,12 @@ class LastStateClassifier(nn.Module):
         self, layer: nn.Module, hidden_size: int, classes: int, *, vocabulary: int | None = None
     ) -> None:
         super().__init__()
+        outputs = _outputs(layer)
+        if outputs not in (None, hidden_size):
+            raise ValueError(
+                f"the layer has {outputs} outputs; got hidden_size={hidden_size}: "
+                f"give hidden_size={outputs}"
+            )
         self.layer: Any = layer
         self.head = nn.Linear(hidden_size, classes)
         self.embedding = None if vocabulary is None else nn.Embedding(vocabulary, hidden_size)
@@ -45,11 +54,11 @@ class LastStateClassifier(nn.Module):
     def forward(self, x: Sequences, lengths: Tensor | None = None) -> Tensor:
         """Return logits, (B, classes), of x, (B, T, d), or words (B, T), or packed.
 
-        With `lengths`, (B,), the last state is that after so many time steps, at least one. Packed
+        With `lengths`, (B,), the last state is that of this time step, 1 at least. Packed
         sequences have theirs.
 
         Raises:
-            ValueError: lengths are given beside packed sequences.
+            ValueError: lengths are given with packed sequences.
         """
         packed = isinstance(x, PackedSequence)
         if packed and lengths is not None:
@@ -68,6 +77,14 @@ class LastStateClassifier(nn.Module):
     def logits(self, output: Tensor) -> Tensor:
         """Return logits (..., classes) of outputs of the layer, (..., n)."""
         return self.head(output)
+
+
+def _outputs(layer: nn.Module) -> int | None:
+    """Return the number of outputs of a layer like torch's; None of others."""
+    n = getattr(layer, "proj_size", 0) or getattr(layer, "hidden_size", None)
+    if not isinstance(n, int):
+        return None
+    return 2 * n if getattr(layer, "bidirectional", False) is True else n
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -14,11 +14,11 @@ from fixpoint._torch import autocast_enabled, carries_tangents, is_exporting, is
 from fixpoint._torch import scan as scan_in_graph
 from fixpoint._validation import at_least, boolean
 from fixpoint.models._parameters import Resettable, Start, first_parameter
-from fixpoint.models._signature import ShowsAllOptions
+from fixpoint.models._signature import OptionsMixin
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.dispatch import without_autocast
 from fixpoint.models.ops.common.plan import CallPlan, make_plan
-from fixpoint.models.ops.recurrence.autograd import Options, Recurrence
+from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options
 from fixpoint.models.ops.recurrence.gated import GATED, gated_scan_reference
 from fixpoint.models.ops.recurrence.gated import Inputs as GatedInputs
 from fixpoint.models.ops.recurrence.leaky import LEAKY, scan_reference
@@ -70,7 +70,7 @@ class Span(NamedTuple):
     others: bool = False
 
 
-class RecurrentCell(ShowsAllOptions, Resettable):
+class RecurrentCell(OptionsMixin, Resettable):
     """One step h_t from x_t and h_{t-1}, and the same over a whole sequence.
 
     A subclass implements `states`. Called like `torch.nn.RNNCell` it makes one step. A sample with
@@ -86,7 +86,7 @@ class RecurrentCell(ShowsAllOptions, Resettable):
         time: "sequential" runs one step after the other. "parallel" solves all steps at once
             (`fixpoint.sequence.solve_sequence`): states and gradients are the same to rounding.
             "auto" does so where no fused path applies and it is expected to be faster. It pays
-            for a cell of many small operations and long sequences, never beside a fused path on
+            for a cell of many small operations and long sequences, never next to a fused path on
             the CPU. In forward mode, under torch.func and torch.export the steps are sequential.
         device, dtype: of the parameters.
 
@@ -299,7 +299,7 @@ class FusedCell(RecurrentCell):
         input_size, hidden_size, implementation, time, device, dtype: see `RecurrentCell`.
     """
 
-    operation: ClassVar[Recurrence[Any]]
+    operation: ClassVar[FusedRecurrence[Any]]
     reference: ClassVar[Callable[..., Tensor]]
 
     def __init__(
@@ -321,7 +321,7 @@ class FusedCell(RecurrentCell):
         self.recompute = False
 
     def recurrence(self, T: int, start: int = 0) -> Any:
-        """Return the tensors that both operations take beside the input and the first state.
+        """Return the tensors that both operations take besides the input and the first state.
 
         start: time index of the first step, for a cell with `timesteps`.
         """

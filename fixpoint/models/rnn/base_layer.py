@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from fixpoint._validation import at_least, boolean
-from fixpoint.models._signature import ShowsAllOptions
+from fixpoint.models._signature import OptionsMixin
 from fixpoint.models.rnn.base_cell import RecurrentCell, Span
 from fixpoint.models.rnn.stack import Stack, States
 
@@ -34,7 +34,7 @@ class StreamState(NamedTuple):
     t: int
 
 
-class Recurrent(Stack, ShowsAllOptions, nn.Module):
+class Recurrent(Stack, OptionsMixin, nn.Module):
     """Layers and directions of one kind of cell, called like `torch.nn.RNN`.
 
     A subclass names its `cell_class`; its cells are the submodules l0, l0_reverse, l1, ...

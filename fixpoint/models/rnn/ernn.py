@@ -165,7 +165,7 @@ class ERNNCell(LeakyCell):
         return ParallelForm(self.cell, x, jacobian, solver=solver)
 
     def _inner_steps_form(self, x: Tensor, eta: Tensor) -> ParallelForm:
-        """Return K inexact Newton steps as one step: phi depends on h_{t-1} beside its iterate."""
+        """Return K inexact Newton steps as one step: phi depends on h_{t-1} and on its iterate."""
         K, phi = eta.shape[-1], self.cell
         eta = eta.expand(len(x), K)
 
@@ -327,7 +327,7 @@ class ERNN(Recurrent):
         return path._replace(output=self._as_given(x, path.output), h_n=h_n)
 
     def grow_steps(self, timesteps: int) -> None:
-        """Give eta so many time steps: new ones have the value of the last, further ones go.
+        """Give eta this many time steps: new ones have the value of the last, further ones go.
 
         eta is a new parameter afterwards: make the optimizer after it.
 
@@ -342,7 +342,7 @@ class ERNN(Recurrent):
         self._set_steps(timesteps, grow)
 
     def resample_steps(self, timesteps: int) -> None:
-        """Give eta so many time steps, its course stretched over them by linear interpolation.
+        """Give eta this many time steps, its course stretched over them by linear interpolation.
 
         For sequences sampled at another rate. eta is a new parameter afterwards: make the optimizer
         after it.

@@ -64,7 +64,7 @@ def solve_states(form: ParallelForm, h0: Tensor) -> tuple[Tensor, Solution]:
     """Return h_1 .. h_T, (T, B, n), and the `Solution` of all (inner) steps without its z."""
     window = max(32, CACHED // max(h0.numel(), 1)) if h0.device.type == "cpu" else None
     if form.solver is None:
-        # So many updates cost as much as two loops of a long sequence; then a sample falls back.
+        # This many updates cost as much as two loops of a long sequence; then a sample falls back.
         most = max(50, 2 * len(tree_leaves(form.x)[0]) // STEPS_PER_UPDATE)
         solution = solve_sequence(
             form.step, form.x, h0, jacobian=form.jacobian, window=window, max_iter=min(100, most)

@@ -126,6 +126,10 @@ class Stack:
 
     def _check(self, x: Tensor, hx: States | None, *, batch_first: bool) -> None:
         layout = "(B, T, d)" if batch_first else "(T, B, d)"
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"x must be a tensor {layout}; got {type(x).__name__}: torch.as_tensor(x) makes one"
+            )
         if x.dim() not in (2, 3):
             raise ValueError(f"x must be {layout}, or (T, d) unbatched; got {tuple(x.shape)}")
         if x.shape[-1] != self.input_size:

@@ -13,7 +13,7 @@ from fixpoint._torch import is_exporting, is_symbol, scan
 from fixpoint._validation import boolean
 from fixpoint.models.ops.common.plan import CallPlan, make_plan
 from fixpoint.models.ops.recurrence import gru, lstm
-from fixpoint.models.ops.recurrence.autograd import Options, Recurrence
+from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options
 from fixpoint.models.rnn.base_cell import IMPLEMENTATIONS, Span, not_fused
 from fixpoint.models.rnn.scan import mask_nonfinite
 from fixpoint.models.rnn.stack import Stack, States
@@ -22,7 +22,7 @@ from fixpoint.models.rnn.stack import Stack, States
 class _Fused(Stack):
     """A layer of torch.nn whose states come from a fused operation where one applies."""
 
-    operation: ClassVar[Recurrence[Any]]
+    operation: ClassVar[FusedRecurrence[Any]]
 
     def _choose(self, implementation: str) -> None:
         if implementation not in IMPLEMENTATIONS:

@@ -1,1 +1,1 @@
-"""What the commands `train`, `compare` and `diagnose` do."""
+"""Work of the commands `train`, `compare` and `diagnose`."""

@@ -27,7 +27,15 @@ from fixpoint.training.results.html_report import render
 from fixpoint.training.results.store import Record, Records, open_records, read_file
 from fixpoint.training.results.summary import summary
 from fixpoint.training.results.table import comparison_table
-from fixpoint.training.results.verdict import divergence, shared_findings
+from fixpoint.training.results.verdict import shared_findings
+
+NORMALIZED = {
+    "column": "normalized by time step and channel",
+    "channel": "normalized by channel",
+    "asinh": "normalized by asinh",
+    "none": "not normalized",
+}
+"""Words for `data.normalize` of a recipe."""
 
 
 def run_comparison(
@@ -155,15 +163,8 @@ def show(console: Console, records: list[Record], out: Path, formats: Sequence[s
     """Print a table for each data set and what the numbers mean, and draw the condition."""
     for group in by_dataset(records).values():
         console.print(comparison_table(group))
-    shown = [
-        record
-        for record in records
-        if record["run"]["seed"] == records[0]["run"]["seed"] or divergence(record)
-    ]
-    for text in shared_findings(shown):
-        say(console, text)
     for group in by_dataset(records).values():
-        for text in summary(group):
+        for text in (*shared_findings(groups(group)), *summary(group)):
             say(console, text)
     if records:
         solved = [r for r in records if r["contraction"]]
@@ -183,7 +184,7 @@ def buildable(console: Console, runs: list[Recipe]) -> list[Recipe]:
         data, dropped, _ = prepared(run)
         if run.data not in shown:
             shown.add(run.data)
-            say(console, f"{data!r}, normalized per {run.data.normalize}")
+            say(console, f"{data!r}, {NORMALIZED[run.data.normalize]}")
             if dropped:
                 say(console, f"{dropped} training windows hold NaN or inf and are left out")
         try:

@@ -1,4 +1,4 @@
-"""`fixpoint diagnose`: what can be said of a trained model on its data, in words and figures."""
+"""`fixpoint diagnose`: a trained model on its data, in words and figures."""
 
 from __future__ import annotations
 

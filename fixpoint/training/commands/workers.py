@@ -133,7 +133,7 @@ def train_run(
         OSError: another process trains this run, or a file cannot be written.
     """
     host, say = socket.gethostname(), partial(send or append, events / key)
-    if replace(recipe).key != key:  # made again, of the files of this machine
+    if replace(recipe).key != key:  # computed again from the files of this machine
         raise ValueError(
             f"data or plugins of this run are other files on {host}: copy them there, or keep them "
             "in a folder that all machines share"

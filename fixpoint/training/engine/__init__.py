@@ -1,1 +1,1 @@
-"""The training loop and what it needs: tasks, optimizers, checkpoints, models."""
+"""Training loop and its parts: tasks, optimizers, checkpoints, models."""

@@ -44,7 +44,7 @@ INITS = ("normal", "identity")
 
 OWN = (
     *("nonlinearity", "cell", "solver", "max_iter", "backward", "rtol", "eta", "bound", "rank"),
-    *("init", "reflections", "capacity"),
+    *("init", "input_gain", "reflections", "capacity"),
 )
 """Options that some layers take and others refuse."""
 
@@ -79,7 +79,7 @@ def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
         of_solver |= {"timesteps": timesteps, "eta": 0.01 if options.eta is None else options.eta}
     else:
         of_solver |= {"rtol": options.rtol, "atol": 0.1 * options.rtol}
-    names = ("nonlinearity", "bound", "rank", "init")
+    names = ("nonlinearity", "bound", "rank", "init", "input_gain")
     of_cell = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     cell: Any = _cell(str(options.cell), input_size, options.hidden, of_cell)
     if options.num_layers > 1:
@@ -225,6 +225,7 @@ def _cell(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> E
         "rank": ("jordan",),
         "bound": ("self-feedback", "linear", "manifold"),
         "init": ("self-feedback", "linear"),
+        "input_gain": ("self-feedback", "linear"),
         "nonlinearity": ("jordan", "self-feedback", "identity-feedback", "manifold"),
     }
     cell = named("cell", name, CELLS)
@@ -237,5 +238,8 @@ def _cell(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> E
     init = options.pop("init", "normal")
     if init not in INITS:
         raise ValueError(unknown_name("init", init, INITS))
+    gain = options.pop("input_gain", None)
+    if gain is not None and init != "identity":
+        raise ValueError("model.input_gain needs model.init = 'identity': set it, or leave it out")
     made: EquilibriumMap = cell(input_size, hidden, **options)
-    return identity_transition_(made) if init == "identity" else made
+    return made if init == "normal" else identity_transition_(made, input_gain=gain or 1.0)

@@ -1,4 +1,4 @@
-"""What is learned: the losses of an epoch, and the score of a part of the data."""
+"""Tasks: the losses of an epoch, and the score of a part of the data."""
 
 from __future__ import annotations
 

@@ -78,6 +78,9 @@ class Model:
     init: str | None = key(
         None, "start of V of the self-feedback and linear cells: normal, or identity for V = I - U"
     )
+    input_gain: float | None = key(
+        None, "factor of W at the start, with init = identity; 1 if not given", low=1e-30
+    )
     bound: float | None = key(
         None, "bound on ||U||_2 of the self-feedback and linear cells; 0 leaves U free", low=0
     )
@@ -138,7 +141,7 @@ class Training:
     )
     label_smoothing: float = key(0.0, "of the cross entropy", low=0, below=1)
     stop_after: int | None = key(
-        None, "stop after so many epochs without a better validation score", low=1
+        None, "stop after this many epochs without a better validation score", low=1
     )
     bptt: int = key(300, "text: time steps that a gradient goes back", low=1)
     seed: int = key(0, "seed of weights, order of the batches and dropout", low=0, below=2**63)
@@ -165,9 +168,6 @@ SECTIONS: dict[str, type] = {
 """The sections of a recipe. No two have a key in common, so a key names its section."""
 
 SECTION_OF = {f.name: section for section, kind in SECTIONS.items() for f in fields(kind)}
-
-FORMER = {"normalise": "normalize"}
-"""Keys by the names that they had in older recipes and results, which are read as the new ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,12 +207,10 @@ class Recipe:
     def key(self) -> str:
         """Name of the recipe: equal recipes (and equal files of a user's own) have equal keys.
 
-        Made of what differs from the defaults, by former names, so that neither a new option nor a
-        new name changes old keys.
+        Computed from the values that differ from the defaults, so that a new option does not change
+        old keys.
         """
-        former = {new: old for old, new in FORMER.items()}
-        values = {former.get(name, name): value for name, value in self.differing.items()}
-        text = json.dumps(values, sort_keys=True) + fingerprint(self.data.dataset)
+        text = json.dumps(self.differing, sort_keys=True) + fingerprint(self.data.dataset)
         text += plugin_content(self.model.plugins)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -253,7 +251,6 @@ def find_key(name: str) -> tuple[str, str]:
     section = section.removeprefix("data.")
     if dot and section not in SECTIONS:
         raise ValueError(unknown_name("section", section, SECTIONS))
-    rest = FORMER.get(rest, rest)
     known = [k for k, owner in SECTION_OF.items() if not dot or owner == section]
     if rest not in known:
         raise ValueError(unknown_name(f"key of {section}" if dot else "key", rest, known))

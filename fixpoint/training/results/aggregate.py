@@ -1,4 +1,4 @@
-"""Records of several seeds as one row of numbers: which columns there are, and how they read."""
+"""Records of several seeds as one row of numbers: the columns and their format."""
 
 from __future__ import annotations
 

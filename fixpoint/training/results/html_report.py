@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from fixpoint._messages import missing_extra, printable
 from fixpoint.training.engine.checkpoint import replace_file
-from fixpoint.training.recipe.names import run_label
 from fixpoint.training.results.aggregate import Column, by_dataset, columns, groups, mean_and_sd
 from fixpoint.training.results.confusion import confusions
 from fixpoint.training.results.description import descriptions
@@ -17,7 +16,7 @@ from fixpoint.training.results.report_charts import Line, charts, legend
 from fixpoint.training.results.store import Record, read_records
 from fixpoint.training.results.summary import summary
 from fixpoint.training.results.table import confounded
-from fixpoint.training.results.verdict import shared_findings
+from fixpoint.training.results.verdict import row_names, shared_findings
 
 try:
     import jinja2
@@ -74,8 +73,9 @@ def _part(dataset: str, records: list[Record]) -> dict[str, Any]:
     found = groups(records)
     details = [_details(group[0]) for group in found]
     common = [d for d in details[0] if all(d in own for own in details)] if len(found) > 1 else []
+    names = row_names(found)
     lines = [
-        Line(i, run_label(group[0]["run"]), ", ".join(d for d in own if d not in common), group)
+        Line(i, names[i], ", ".join(d for d in own if d not in common), group)
         for i, (group, own) in enumerate(zip(found, details, strict=True))
     ]
     metric = records[0]["metric"]
@@ -87,9 +87,9 @@ def _part(dataset: str, records: list[Record]) -> dict[str, Any]:
         "validated": any(r[f"{metric}_chosen"] is not None for r in records),
         **_table(lines, metric),
         "caution": confounded((run["solver"], run["cell"]) for run in runs if run["cell"]),
-        "models": descriptions(runs),
+        "models": descriptions(zip(names, runs, strict=True)),
         "verdict": summary(records),
-        "findings": shared_findings([group[0] for group in found]),
+        "findings": shared_findings(found),
         "confusions": confusions(lines),
         "legend": legend(lines),
         "charts": charts(lines, metric),
@@ -99,8 +99,7 @@ def _part(dataset: str, records: list[Record]) -> dict[str, Any]:
 
 def _details(record: Record) -> list[str]:
     run = record["run"]
-    own = [run["backward"]] if run["backward"] else []
-    return [*own, f"{run['hidden']} units", f"{run['epochs']} epochs"]
+    return [f"{run['hidden']} units", f"{run['epochs']} epochs"]
 
 
 def _table(lines: list[Line], metric: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is written after each epoch beside the checkpoint: history.csv, other loggers."""
+"""Logs written after each epoch besides the checkpoint: history.csv, other loggers."""
 
 from __future__ import annotations
 

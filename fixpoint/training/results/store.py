@@ -1,4 +1,4 @@
-"""The results of a comparison: one JSON line a run, appended when the run is finished."""
+"""Results of a comparison: one JSON line a run, appended when the run is finished."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ from typing import Any
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.recipe.names import run_label
-from fixpoint.training.recipe.schema import FORMER, Recipe
+from fixpoint.training.recipe.schema import Recipe
 
 Record = dict[str, Any]
 
 _NEEDED = ("run", "label", "metric", "epochs", "contraction", "versions", "device", "threads")
-
-_FORMER = FORMER | {
-    "share_converged": "fraction_converged",
-    "share_holding": "fraction_holding",
-}
 
 
 class Records:
@@ -150,7 +145,6 @@ def _parse(line: str) -> Record | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("key"), str):
         return None
-    record = _renamed(record)
     if isinstance(record.get("run"), dict):
         record["label"] = run_label(record["run"])
     epochs = record.get("epochs")
@@ -167,14 +161,6 @@ def seconds_per_epoch(seconds: list[float]) -> float | None:
     0.45
     """
     return statistics.median(seconds[1:] or seconds) if seconds else None
-
-
-def _renamed(record: Record) -> Record:
-    """Return the record, and each object in it, with the names of today."""
-    return {
-        _FORMER.get(name, name): _renamed(value) if isinstance(value, dict) else value
-        for name, value in record.items()
-    }
 
 
 def _standard(value: Any) -> Any:

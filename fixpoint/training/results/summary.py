@@ -6,6 +6,7 @@ import statistics
 
 from fixpoint._messages import percent
 from fixpoint.training.results.aggregate import groups, mean_and_sd
+from fixpoint.training.results.description import join_names
 from fixpoint.training.results.store import Record
 from fixpoint.training.results.verdict import divergence, row_names
 
@@ -51,7 +52,8 @@ def _most_accurate(rows: list[list[Record]], names: dict[int, str]) -> str:
         return text
     if len(near) == len(rows) - 1:
         return f"{text}; all others are within the spread"
-    return f"{text}; within the spread: {', '.join(names[id(row)] for row in near)}"
+    others = join_names([names[id(row)] for row in near], list(names.values()))
+    return f"{text}; within the spread: {others}"
 
 
 def _spread(row: list[Record], scores: list[float]) -> float:
@@ -90,11 +92,12 @@ def _equilibrating(rows: list[list[Record]], names: dict[int, str]) -> str:
     if near:
         worst = max(gaps[id(row)] for row in near)
         parts.append(
-            f"At equilibrium (within {percent(worst)}): {', '.join(names[id(row)] for row in near)}"
+            f"At equilibrium (within {percent(worst)}): "
+            f"{join_names([names[id(row)] for row in near], list(names.values()))}"
         )
     if far:
         least = min(gaps[id(row)] for row in far)
-        who = ", ".join(names[id(row)] for row in far)
+        who = join_names([names[id(row)] for row in far], list(names.values()))
         parts.append(
             f"{'not' if near else 'None is at equilibrium'}: {who} (from {percent(least)})"
         )

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fixpoint._messages import printable
-from fixpoint.training.recipe.names import run_label
+from fixpoint.training.recipe.names import MODELS, short_name
 from fixpoint.training.results.aggregate import columns, groups
 from fixpoint.training.results.description import descriptions
 from fixpoint.training.results.store import Record
-from fixpoint.training.results.verdict import divergence
+from fixpoint.training.results.verdict import divergence, row_names
 
 NARROWEST = 20
 """Columns of the terminal that names are wrapped to before a number is left out."""
@@ -63,7 +63,7 @@ class FittingTable(NamedTuple):
             yield Text(f"Not shown, the terminal is too narrow: {', '.join(left_out)}.")
 
     def _fitting(self, width: int) -> int:
-        """Count how many columns of numbers fit beside the names."""
+        """Count how many columns of numbers fit next to the names."""
         wrapped = [
             [head, *(names[i] for names, _ in self.rows)] for i, head in enumerate(self.names)
         ]
@@ -89,17 +89,17 @@ def comparison_table(records: list[Record]) -> FittingTable:
     configuration
     share a row."""
     found = groups(records)
+    names = row_names(found)
     all_columns = [c for c in columns(records[0]["metric"]) if c.values(records)]
     rows = []
-    for group in found:
-        backward = group[0]["run"]["backward"]
-        lines = [run_label(group[0]["run"]), *([backward] if backward else [])]
+    for name, group in zip(names, found, strict=True):
+        lines = [name]
         lost = sum(divergence(record) is not None for record in group)
         if lost:
             lines.append(f"{lost} of {len(group)} diverged" if len(group) > 1 else "diverged")
         rows.append((["\n".join(lines)], [c.text(group, joint="\n± ") for c in all_columns]))
     heads = [column.head.replace(" ", "\n", 1) for column in all_columns]
-    return FittingTable(_title(records), ["model\nbackward"], heads, rows, _caption(found))
+    return FittingTable(_title(records), ["model"], heads, rows, _caption(names, found))
 
 
 def _title(records: list[Record]) -> str:
@@ -111,16 +111,18 @@ def _title(records: list[Record]) -> str:
         for name, unit in (("hidden", "hidden units"), ("epochs", "epochs"))
         if all(r["run"][name] == run[name] for r in records)
     ]
+    models = {MODELS.get(str(r["run"]["model"]), short_name(r["run"]["model"])) for r in records}
+    on = f"{models.pop()} on " if len(models) == 1 else ""
     return (
-        f"{', '.join([run['dataset'], *alike, seed])}; "
+        f"{on}{', '.join([run['dataset'], *alike, seed])}; "
         f"{records[0]['threads']} thread each, torch {records[0]['versions']['torch']}"
     )
 
 
-def _caption(found: list[list[Record]]) -> str:
+def _caption(names: list[str], found: list[list[Record]]) -> str:
     """Return what each ERNN is, and that solvers of several cells are compared, where they are."""
     runs = [group[0]["run"] for group in found]
-    lines = [f"{name}: {text}." for name, text in descriptions(runs)]
+    lines = [f"{name}: {text}." for name, text in descriptions(zip(names, runs, strict=True))]
     caution = confounded([(run["solver"], run["cell"]) for run in runs if run["cell"]])
     lines.append("s / epoch: median of the epochs after the first, which may compile.")
     return "\n".join([*lines, *([caution] if caution else [])])

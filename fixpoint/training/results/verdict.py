@@ -1,18 +1,19 @@
-"""What a record says of convergence, in words; the same verdict as `fixpoint diagnose` gives."""
+"""Findings on convergence in a record, in words; the same verdict as `fixpoint diagnose` gives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fixpoint._messages import percent
 from fixpoint.analysis.gap_verdict import equilibrium_verdict
 from fixpoint.training.recipe.names import SOLVERS, run_label, short_name
+from fixpoint.training.results.description import join_names
 from fixpoint.training.results.store import Record
 
 WORSE = 10
-"""A training loss above so many times that of guessing counts as diverged."""
+"""A training loss above this many times that of guessing counts as diverged."""
 
 
 def divergence(record: Record) -> str | None:
@@ -58,67 +59,98 @@ def _name(record: Record) -> str:
 
 
 def _sentences(record: Record) -> str:
-    parts = [sentence for sentence in (divergence(record), *_equilibrium(record)) if sentence]
+    parts = [sentence for sentence in (divergence(record), *_equilibrium([record])) if sentence]
     return " ".join(parts)
 
 
 def row_names(rows: list[list[Record]]) -> list[str]:
-    """Return a short name of each row: of an ERNN its solver and backward, where these tell it
-    apart.
+    """Return a short name of each row of a table.
+
+    That of an ERNN is its solver and backward, where these tell it apart from the other rows.
     """
     runs = [row[0]["run"] for row in rows]
-    whole = [
-        ", ".join([run_label(run), *([run["backward"]] if run.get("backward") else [])])
-        for run in runs
+    several = len({run.get("model") for run in runs}) > 1
+    short = [_short(run, several) for run in runs]
+    names = [
+        name if short.count(name) == 1 else _name(row[0])
+        for name, row in zip(short, rows, strict=True)
     ]
-    short = [_short(run) or name for run, name in zip(runs, whole, strict=True)]
-    names = short if len(set(short)) == len(short) else whole
     return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
 
 
-def _short(run: Mapping[str, Any]) -> str:
+def _short(run: Mapping[str, Any], several: bool) -> str:
     solver = run.get("solver")
     if solver is None:
-        return ""
-    if solver == "inexact-newton":
-        return f"K={run['max_iter']}"
-    return f"{SOLVERS.get(solver, short_name(solver))} {run.get('backward') or ''}".strip()
+        return run_label(run)
+    name = SOLVERS.get(solver, short_name(solver))
+    steps = solver == "inexact-newton"
+    text = f"K={run['max_iter']}" if steps else f"{name} {run.get('backward') or ''}".strip()
+    return f"ERNN {text}" if several else text
 
 
-def shared_findings(records: list[Record]) -> list[str]:
-    """Return `findings` of several records, where those that say the same are said once."""
-    by_text: dict[str, list[str]] = {}
-    for record in records:
-        name, found = _name(record), _sentences(record)
-        if found:
-            by_text.setdefault(found, []).append(name)
-    return [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in by_text.items()]
+def shared_findings(rows: list[list[Record]]) -> list[str]:
+    """Return the findings of the rows of a table, once for those with the same verdict.
 
-
-def _equilibrium(record: Record) -> list[str]:
-    if not record["contraction"]:
-        return []
-    before, after = record["contraction"]["before"], record["contraction"]["after"]
-    parts = [
-        f"||I + eta f'|| < 1 at {percent(after['fraction_holding'])} of the states examined "
-        f"({percent(before['fraction_holding'])} before training)."
+    Of each row the first seed counts, and every seed that diverged.
+    """
+    names = row_names(rows)
+    alike: dict[tuple[str, ...], list[tuple[str, Record]]] = {}
+    for name, row in zip(names, rows, strict=True):
+        for record in row:
+            lost = divergence(record)
+            if lost:
+                alike.setdefault((_sentences(record),), []).append((name, record))
+            elif record is row[0] and record["contraction"]:
+                verdict = _distance([record])[1:]
+                alike.setdefault(("equilibrium", *verdict), []).append((name, record))
+    return [
+        f"{join_names(list(dict.fromkeys(name for name, _ in group)), names)}: "
+        + (" ".join(_equilibrium([r for _, r in group])) if kind == "equilibrium" else kind)
+        for (kind, *_), group in alike.items()
     ]
-    etas = [eta for row in after["eta"] for eta in row]
-    negative = sum(eta < 0 for eta in etas)
+
+
+def _equilibrium(records: Sequence[Record]) -> list[str]:
+    """Return the sentences about condition, steps and distance of models of one verdict."""
+    found = [record["contraction"] for record in records if record["contraction"]]
+    if not found:
+        return []
+    before, after = (
+        _between([each[when]["fraction_holding"] for each in found], percent)
+        for when in ("before", "after")
+    )
+    parts = [f"||I + eta f'|| < 1 at {after} of the states examined ({before} before training)."]
+    counts = []
+    for each in found:
+        etas = [eta for row in each["after"]["eta"] for eta in row]
+        counts.append((sum(eta < 0 for eta in etas), len(etas)))
+    negative = list(dict.fromkeys(f"{n} of {count}" for n, count in counts if n))
     if negative:
         parts.append(
-            f"{negative} of {len(etas)} etas examined are negative, which breaks it wherever f' "
+            f"{' and '.join(negative)} etas examined are negative, which breaks it wherever f' "
             "is negative."
         )
-    return [*parts, *_distance(record)]
+    return [*parts, *_distance(records)]
 
 
-def _distance(record: Record) -> tuple[str, ...]:
-    mean, quantiles = record["mean_residual"], record.get("gap")
-    if quantiles:
-        return equilibrium_verdict(quantiles)
-    if mean is None:
+def _distance(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return how far the states are from equilibrium, and the verdict; () where not measured."""
+    known = [r["gap"] for r in records if r.get("gap")]
+    if known:
+        distance, verdict = equilibrium_verdict(known[0], layers=len(records))
+        if len(known) > 1:
+            middle = _between([gap[1] for gap in known], "{:.2g}".format)
+            distance = f"The median state is {middle} of its norm away from equilibrium."
+        return distance, verdict
+    means = [r["mean_residual"] for r in records if r["mean_residual"] is not None]
+    if not means:
         return ()
-    # A record of an earlier version, which has the mean alone.
-    distance = f"The mean state is {mean:.2g} of its norm away from equilibrium."
-    return distance, equilibrium_verdict((mean, mean, mean))[1]
+    # Records of an earlier version have the mean alone.
+    mean = _between(means, "{:.2g}".format)
+    distance = f"The mean state is {mean} of its norm away from equilibrium."
+    return distance, equilibrium_verdict((means[0],) * 3, layers=len(records))[1]
+
+
+def _between(values: Sequence[float], text: Callable[[float], str]) -> str:
+    low, high = text(min(values)), text(max(values))
+    return low if low == high else f"{low.removesuffix(' %')} to {high}"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.factories import table, truncated, write_zip
 
-from fixpoint.data.archives import har
+from fixpoint.data.archives import har_archive as har
 from fixpoint.data.sources.har import SOURCE
 
 ROWS = {"train": 5, "test": 3}

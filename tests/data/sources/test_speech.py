@@ -9,7 +9,7 @@ import torch
 from support.factories import sound, truncated, write_tar, write_zip
 
 from fixpoint.data import load_dataset, validation_split
-from fixpoint.data.archives import speech as speech_archive
+from fixpoint.data.archives import speech_archive
 from fixpoint.data.archives.log_mel import log_mel
 from fixpoint.data.sources import speech
 

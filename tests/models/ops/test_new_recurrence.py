@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from fixpoint.models.ops.common.pointwise import SIGMOID, one_minus, sigma, slope
 from fixpoint.models.ops.recurrence.arguments import Problem
-from fixpoint.models.ops.recurrence.autograd import Options, Recurrence
+from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options
 from fixpoint.models.ops.recurrence.step import Activation
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
     h0: Tensor
 
 
-class MinimalGatedUnit(Recurrence[Inputs]):
+class MinimalGatedUnit(FusedRecurrence[Inputs]):
     """Source: Zhou, Wu, Zhang, Zhou (2016), Minimal gated unit for recurrent neural networks."""
 
     name, reference_name, inputs, step = "mgu", "the reference", Inputs, MinimalGatedStep

@@ -95,8 +95,8 @@ def test_what_is_printed(finished):
     out, result = finished
     text = result.stdout
     assert "756 train + 324 test windows" in text
-    assert "har2-sample, 4 hidden units, 1 epochs, seed 0" in text
-    for name in ("K=1", "Jordan", "unrolled", "implicit", "Rows of different cells"):
+    assert "ERNN on har2-sample, 4 hidden units, 1 epochs, seed 0" in text
+    for name in ("K=1", "(I + U)(V h", "Picard unrolled", "implicit", "Rows of different cells"):
         assert name in text
     assert "||I + eta f'|| < 1 at" in text
     assert str(out / "runs.jsonl") in text
@@ -111,7 +111,7 @@ def test_running_again_skips_finished_runs(finished):
     assert again.exit_code == 0
     assert f"3 of 3 runs are already in {out / 'runs.jsonl'}" in " ".join(again.stdout.split())
     assert (out / "runs.jsonl").read_bytes() == before
-    assert "Jordan" in again.stdout
+    assert "K=1" in again.stdout
 
 
 TWO = ["--solvers", "inexact-newton,inexact-newton:2"]

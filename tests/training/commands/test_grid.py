@@ -1,8 +1,10 @@
 """From the names of the command line to runs."""
 
+from dataclasses import replace
+
 import pytest
 
-from fixpoint.training import Recipe, build_model, make_grid
+from fixpoint.training import Recipe, build_model, make_grid, prepare, run_experiment
 from fixpoint.training.commands.grid import DEFAULT_SOLVERS, EQUILIBRIUM, STEPS, parse_solver
 
 
@@ -66,6 +68,20 @@ def test_a_setting_that_is_asked_for_is_kept():
     assert settings(run, EQUILIBRIUM) == EQUILIBRIUM | {"lr": default}
 
 
+def test_another_init_has_no_settings_of_the_identity():
+    base = Recipe().changed(init="normal")
+    (run,) = grid(base=base, solvers=["picard"], backwards=["implicit"])
+    assert run.model.input_gain is None
+    assert run.training.recurrent_lr == 1
+
+
+def test_the_first_loss_of_equilibria_is_near_guessing():
+    recipe = Recipe().changed(epochs=1)
+    (run,) = grid(base=recipe, solvers=["picard"], backwards=["implicit"])
+    record = run_experiment(run, prepare(run).data)
+    assert record["loss"] < 1.5 * record["guessing_loss"]
+
+
 def test_models_without_a_search_keep_their_defaults():
     for run in grid(models=["lstm"]) + grid(solvers=["picard"], cells=["linear"]):
         assert run.training == Recipe().training
@@ -81,7 +97,7 @@ def test_seeds_multiply_the_runs():
 def test_what_is_asked_for_reaches_every_run():
     base = Recipe().changed(hidden=5, epochs=7, batch_size=9, lr=0.5, clip=2.0, device="cuda")
     for run in grid(base=base, datasets=["har2"]):
-        assert run.training == base.training
+        assert replace(run.training, recurrent_lr=1.0) == base.training
         assert (run.model.hidden, run.data.dataset, run.machine.device) == (5, "har2", "cuda")
     assert pairs(grid(solvers=["picard:7"], backwards=["unrolled"], cells=["linear"])) == [
         ("picard", 7, "unrolled", "linear")

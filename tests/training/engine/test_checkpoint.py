@@ -82,7 +82,7 @@ def test_the_best_weights_are_those_of_the_best_validation_score(tmp_path, held_
 
 
 def full_disk(monkeypatch, after):
-    """The disk is full after so many files."""
+    """The disk is full after this many files."""
     real, count = module.write_bytes, []
 
     def write(path, content):

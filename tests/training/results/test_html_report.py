@@ -86,7 +86,7 @@ def test_the_numbers_are_those_of_the_records(page, records):
     mean = sum(first) / 2
     deviation = abs(first[0] - first[1]) / 2**0.5
     shown = [f"{mean:.2f}"] + ([f"± {deviation:.2f}"] if deviation else [])
-    row = texts[texts.index("ERNN K=1 (inexact Newton, Jordan)") :]
+    row = texts[texts.index("ERNN K=1") :]
     assert row[1 : 2 + len(shown)] == ["2", *shown]
     assert f"{records[2]['mean_residual']:.2g}" in texts
     assert f"{records[4]['perplexity_best']:.2f}" in texts
@@ -143,7 +143,7 @@ def test_what_is_common_is_said_once(records):
     page = render([*records[:4]])
     assert "All with 4 units." in page
     assert page.count("4 units") == 1
-    assert "unrolled, 2 epochs" in page
+    assert ">2 epochs<" in page
     assert "Bands span the seeds." in page
     alone = render([records[3]])
     assert "All with" not in alone
@@ -172,7 +172,7 @@ def test_the_command(tmp_path, records):
     assert "2 runs:" in result.stdout
     text = (one / "report.html").read_text()
     assert "GRU" in text
-    assert "ERNN K=1 (inexact Newton, Jordan)" in text
+    assert "ERNN K=1" in text
     out = tmp_path / "below" / "page.html"
     result = CliRunner().invoke(app, ["report", str(one), "--out", str(out)])
     assert result.exit_code == 0

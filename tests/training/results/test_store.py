@@ -77,21 +77,8 @@ def test_a_recipe_has_one_key_with_or_without_its_defaults(tmp_path):
     assert records.find(recipe)["key"] == resolved(recipe).key
 
 
-def test_records_with_the_former_name_of_a_key_are_read(tmp_path):
-    (tmp_path / "runs.jsonl").write_text('{"key": "a", "run": {"normalise": "asinh"}}\n')
-    assert Records(tmp_path).by_key["a"]["run"] == {"normalize": "asinh"}
-
-
 def test_a_folder_below_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OSError, match="file"):
             Records(folder)
-
-
-def test_a_record_with_former_names_is_read_as_a_new_one(tmp_path):
-    line = {"key": "a", "share_converged": 1.0, "contraction": {"after": {"share_holding": 0.5}}}
-    (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
-    record = Records(tmp_path).by_key["a"]
-    assert record["fraction_converged"] == 1.0
-    assert record["contraction"]["after"]["fraction_holding"] == 0.5

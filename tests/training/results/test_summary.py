@@ -54,11 +54,23 @@ def test_one_row_has_no_verdict():
 
 
 def test_the_same_sentence_is_said_once():
-    found = shared_findings([ROWS[0], ROWS[1] | {"mean_residual": 0.9}, ROWS[2]])
-    assert len(found) == 2
-    assert found[0].count("||I + eta f'|| < 1") == 1
-    assert "inexact Newton" in found[0].partition(": ")[0]
-    assert "Picard" in found[0].partition(": ")[0]
+    rows = [[row] for row in (ROWS[0], ROWS[1] | {"mean_residual": 0.7}, ROWS[2])]
+    first, second = shared_findings(rows)
+    assert first == (
+        "K=1, Picard implicit: ||I + eta f'|| < 1 at 50 % of the states examined (100 % before "
+        "training). The mean state is 0.7 to 0.9 of its norm away from equilibrium. These layers "
+        "integrate their input over time, they do not equilibrate."
+    )
+    assert second.startswith("Anderson implicit: ")
+    assert second.endswith("This layer equilibrates: its states solve h = phi(h).")
+
+
+def test_each_seed_that_diverged_is_named_and_the_others_once():
+    again = record("picard", 94.0, 2.0, 0.001, seed=1)
+    rows = [[ROWS[1], again], [ROWS[0], ROWS[0] | {"loss": None}]]
+    found = shared_findings(rows)
+    assert [text.partition(": ")[0] for text in found] == ["Picard implicit", "K=1", "K=1"]
+    assert "diverged in epoch 1" in found[2]
 
 
 def test_recall_and_f1_are_those_of_the_matrix():

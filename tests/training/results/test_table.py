@@ -76,12 +76,12 @@ def changed(**changes):
 
 def test_one_row_holds_every_number():
     text = shown(RECORD)
-    (row,) = [line.split() for line in text.splitlines() if line.startswith(" ERNN")]
+    (row,) = [line.split() for line in text.splitlines() if line.startswith(" Picard")]
     assert row[-10:] == [
         *("90.00", "92.00", "0.250", "1.50", "0.0005", "5.2", "99.5", "75", "1234", "4.8")
     ]
     assert "implicit" in text
-    assert "har2-sample, 4 hidden units, 6 epochs, seed 0" in text
+    assert "ERNN on har2-sample, 4 hidden units, 6 epochs, seed 0" in text
 
 
 def test_a_small_residual_keeps_its_digits():
@@ -92,9 +92,7 @@ def test_a_small_residual_keeps_its_digits():
 
 def test_seeds_share_a_row_as_mean_and_deviation():
     text = shown(RECORD, changed(seed=1, accuracy_last=94.0))
-    (row,) = [
-        i for i, line in enumerate(text.splitlines()) if "(Picard" in line and "92.00" in line
-    ]
+    (row,) = [i for i, line in enumerate(text.splitlines()) if "Picard" in line and "92.00" in line]
     first, second = text.splitlines()[row : row + 2]
     assert "92.00" in first
     assert "± 2.83" in second  # the s.d. of 90 and 94, n - 1 in the denominator
@@ -104,10 +102,10 @@ def test_seeds_share_a_row_as_mean_and_deviation():
 
 def test_configurations_have_rows_of_their_own():
     text = shown(RECORD, changed(backward="unrolled"), changed(solver="broyden", cell="linear"))
-    assert [line.split()[1] for line in text.splitlines() if "90.00" in line] == [
-        "(Picard,",
-        "(Picard,",
-        "(Broyden,",
+    assert [line.split()[:2] for line in text.splitlines() if "90.00" in line] == [
+        ["Picard", "implicit"],
+        ["Picard", "unrolled"],
+        ["Broyden", "implicit"],
     ]
 
 
@@ -147,13 +145,25 @@ def test_each_model_is_described_once():
     other = changed(seed=1)
     text = shown(RECORD, other, steps, width=400)
     one = (
-        "ERNN (Picard, self-feedback), implicit: h = tanh(U h + V h_prev + W x + b), solved by "
+        "Picard implicit: h = tanh(U h + V h_prev + W x + b), solved by "
         "Picard, at most 30 updates; gradient by an adjoint solve at the solution."
     )
     assert text.count(one) == 1
     assert (
-        "ERNN K=2 (inexact Newton, Jordan), unrolled: 2 steps h + eta (phi - h) from h_prev, eta "
+        "K=2: 2 steps h + eta (phi - h) from h_prev, eta "
         "learned, phi = relu((I + U)(V h + W x + b)), U of rank 8; gradient through the updates."
+    ) in text
+
+
+def test_rows_that_differ_in_solver_or_backward_share_a_description():
+    kinds = [(s, b) for s in ("picard", "anderson") for b in ("unrolled", "implicit")]
+    rows = [changed(solver=solver, backward=backward) for solver, backward in kinds]
+    text = shown(*rows, changed(cell="linear"), width=400)
+    assert text.count("h = tanh(U h + V h_prev + W x + b)") == 1
+    assert (
+        "Picard unrolled, ERNN (Picard, self-feedback), implicit, Anderson: h = tanh(U h + "
+        "V h_prev + W x + b), solved, at most 30 updates; gradient through the updates (unrolled) "
+        "or by an adjoint solve at the solution (implicit)."
     ) in text
 
 

@@ -1,1 +1,1 @@
-"""What the fused operations share."""
+"""Parts common to the fused operations."""

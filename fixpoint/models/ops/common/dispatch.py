@@ -1,4 +1,4 @@
-"""When a fused operation applies, which kernel module it takes, and its buffers."""
+"""Conditions of a fused operation, the kernel module that it takes, and its buffers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fixpoint.models.ops.common.protocol import Backend
 # Units n; above, a compiled block has too few rows and call overhead is no longer felt.
 MAX_SIZE = 256
 # Bytes of gradients in a chunk of time: few enough to be in the cache for the products that
-# follow, and so many that the cost of a chunk itself is small.
+# follow, and enough that the cost of a chunk itself is small.
 CHUNK_BYTES = 2**21
 PLAIN = (Tensor, torch.nn.Parameter)
 

@@ -1,4 +1,4 @@
-"""What the kernels compiled by numba share: blocks of rows, threads, activations."""
+"""Parts common to the kernels compiled by numba: blocks of rows, threads, activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way a call takes: fused or not, by which kernels, and why."""
+"""Plan of a call: fused or not, by which kernels, and why."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CallPlan(NamedTuple):
 
 
 def make_plan(path: str, reason: str | None, units: int, device: torch.device) -> CallPlan:
-    """Return plan for states of so many units, with the reason against the fused path, if any."""
+    """Return the plan for a number of units, with the reason against the fused path, if any."""
     if reason is None and not FUSED:
         reason = "FIXPOINT_FUSED=0 turns fused paths off"
     if reason is not None:

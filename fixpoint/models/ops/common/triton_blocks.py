@@ -1,4 +1,4 @@
-"""What the Triton kernels share: a block of rows, its weights, activations, and the device."""
+"""Parts common to the Triton kernels: a block of rows, its weights, activations, and the device."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ one product for gate and candidate, or one for each. Where the matrices are kept
 Tiles are padded to a power of two; in registers, n = 80 costs the products of n = 80, to the next
 multiple of 16 or 32. Each n is compiled for itself, at its first use.
 
-Tensors are float32 or bfloat16; scalars of the steps may be float32 beside bfloat16.
+Tensors are float32 or bfloat16; scalars of the steps may be float32 with bfloat16.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LaunchConfig(NamedTuple):
 def launch_config(n: int, dtype: torch.dtype, products: int, *, shared: int) -> LaunchConfig:
     """Choose the launch for a device with some bytes of shared memory for a block.
 
-    Rows: a tensor core takes 16. A tile of a matrix from the cache serves 8 rows: with so many, the
+    Rows: a tensor core takes 16. A tile of a matrix from the cache serves 8 rows: with these the
     products take about as long as the reading. Warps: of a matrix in registers, each has 32
     columns, of two 16; the rows of 256 units take 16 warps, as fewer spill.
     """
@@ -88,7 +88,7 @@ class Forward(NamedTuple):
     """Arguments of a kernel that advances h, (B, n), in place by M inner steps, K in each time
     step.
 
-    kind: 0 for a leaky recurrence, else gated, of so many products. u: drives, (T, B, n), and
+    kind: 0 for a leaky recurrence, else gated, of this many products. u: drives, (T, B, n), and
     V: matrices, (n, n), of each product. w: two scalars of each inner step, (M,). bias: (2, n), or
     None. S: (M // every + 1, B, n) receives at i the state after i * every inner steps, or is
     empty. O: (T, B, n) receives those after each time step, or is empty. kept: what the pullback
@@ -302,7 +302,7 @@ def _backward(  # type: ignore[no-untyped-def]
         if KIND == 2:
             y = _add_product(y, d1, weights1, V1, D1, at, inside, row, B, n, TILE)
             D1 -= step
-        # After the exchange of d, for which threads wait, and beside its products.
+        # After the exchange of d, for which threads wait, and during its products.
         da, db = sums_of_parts(da, db, PARTS)
         tl.store(dw + place, da, mask=first)
         tl.store(dw + M * line + place, db, mask=first)

@@ -43,7 +43,7 @@ class Method(NamedTuple):
     start: int = 0
 
 
-class Iteration(NamedTuple):
+class IterationSettings(NamedTuple):
     """A solver as the kernels take it.
 
     steps: weight of phi(z) in each update, (T or 1, max_iter), or beta of Anderson mixing.
@@ -108,7 +108,7 @@ class ForwardArguments(NamedTuple):
     C: Tensor
     report: Report
     activation: str
-    iteration: Iteration
+    iteration: IterationSettings
 
 
 class BackwardArguments(NamedTuple):
@@ -133,11 +133,11 @@ class BackwardArguments(NamedTuple):
     adjoint: Tensor
     report: Report
     activation: str
-    iteration: Iteration
+    iteration: IterationSettings
 
 
 class FixedStepsArguments(NamedTuple):
-    """Arguments of a kernel of fixed updates; S as in `ForwardArguments`, steps of `Iteration`."""
+    """Arguments of a kernel of fixed updates; S as in `ForwardArguments`, steps of its settings."""
 
     x: Tensor
     W: Tensor
@@ -176,4 +176,4 @@ class UnrolledArguments(NamedTuple):
     report: Report
     activation: str
     steps: Tensor
-    adjoint: Iteration
+    adjoint: IterationSettings

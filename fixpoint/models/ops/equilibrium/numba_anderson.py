@@ -23,7 +23,7 @@ class AndersonRows(NamedTuple):
 
     f, g: where the next step starts, (rows, n). df, dg: differences, (rows, m, n). scalars: |g|^2,
     mixing, whether the last step was rejected and |dz|^2 of this one, (rows, 4). Rows last, in
-    float64, and so many that they fill vectors: gram: dG^T dG, (m, m, rows); size: |phi(z)| where
+    float64, enough to fill vectors: gram: dG^T dG, (m, m, rows); size: |phi(z)| where
     the next step starts, (rows,); r: (m, m, rows); small: (4, m, rows). gamma: (m, rows);
     inexact: where the Gram matrix does not serve, (rows,). q: (m + 1, n), r_of_row: (m, m),
     small_of_row: (2, m): work for one row. eps: of the dtype, and the least sine for which the

@@ -25,7 +25,7 @@ from fixpoint.models.ops.common.pointwise import CODES, slope
 from fixpoint.models.ops.equilibrium.arguments import (
     BackwardArguments,
     ForwardArguments,
-    Iteration,
+    IterationSettings,
 )
 from fixpoint.models.ops.equilibrium.numba_monitor import (
     BEST_R,
@@ -84,7 +84,7 @@ def input_tensors(
     return x, Wt, bias, Ut, V.t().contiguous()
 
 
-def iteration_options(iteration: Iteration, like: Tensor) -> tuple[Any, ...]:
+def iteration_options(iteration: IterationSettings, like: Tensor) -> tuple[Any, ...]:
     """Return steps and tolerances in the dtype of the state, atol for the 2-norm."""
     steps = iteration.steps.detach().to(like.dtype).contiguous().numpy()
     kind = steps.dtype.type

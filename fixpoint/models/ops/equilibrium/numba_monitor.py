@@ -1,4 +1,4 @@
-"""How each row of a block stands: the rules of `fixpoint.solvers.loop.rules`, compiled by numba."""
+"""Status of each row of a block: the rules of `fixpoint.solvers.loop.rules`, compiled by numba."""
 
 from __future__ import annotations
 

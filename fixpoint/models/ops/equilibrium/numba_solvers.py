@@ -1,4 +1,4 @@
-"""The solver loop on a block of rows, compiled by numba: what a kernel does between two products.
+"""Solver loop on a block of rows, compiled by numba: the work of a kernel between two products.
 
 One block solves z = sigma(z M + q), or the affine z = (z * slope) M + q of an adjoint, with the
 rules of `fixpoint.solvers`: each row is measured after each evaluation, and ends by itself. Rows
@@ -17,7 +17,7 @@ from numba.extending import overload
 from fixpoint.models.ops.common.numba_blocks import activate, as_vector, product, widest_vectors
 from fixpoint.models.ops.common.numba_cache import FAST, cached_njit
 from fixpoint.models.ops.equilibrium import numba_anderson, numba_broyden
-from fixpoint.models.ops.equilibrium.arguments import Iteration
+from fixpoint.models.ops.equilibrium.arguments import IterationSettings
 from fixpoint.models.ops.equilibrium.numba_monitor import (
     ACTIVE,
     BEST_UPDATE,
@@ -40,7 +40,7 @@ TOGETHER = 8
 """Rows of a product are a multiple of this: then BLAS computes each one alike."""
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Work for a block. Active rows come first; `order` says which row of the block lies where.
 
     z, f, z_before, f_before, q, slope, scratch: by place, (rows rounded up, n). history: see
@@ -63,17 +63,17 @@ class Block(NamedTuple):
     measured: Any
 
 
-def new_block(rows: int, n: int, dtype: torch.dtype) -> Block:
+def new_block(rows: int, n: int, dtype: torch.dtype) -> RowBlock:
     """Return arrays aligned as torch does it."""
     places = -(-rows // TOGETHER) * TOGETHER
     arrays = list(torch.zeros(7, places, n, dtype=dtype).numpy())
     order, codes, iterations = np.zeros((3, places), np.int64)
     history, nothing = np.zeros((places, COLUMNS)), np.zeros(places * n, arrays[0].dtype)
     measured = np.zeros((places, 3))
-    return Block._make([*arrays, order, history, codes, iterations, nothing, measured])
+    return RowBlock._make([*arrays, order, history, codes, iterations, nothing, measured])
 
 
-def new_state(iteration: Iteration, rows: int, n: int, dtype: torch.dtype) -> Any:
+def new_state(iteration: IterationSettings, rows: int, n: int, dtype: torch.dtype) -> Any:
     """Return what the solver keeps of each row of a block."""
     if iteration.method == "anderson":
         return numba_anderson.new_rows(rows, n, min(iteration.memory, n), dtype)

@@ -23,7 +23,7 @@ from fixpoint.models.ops.common.numba_cache import cached_njit
 from fixpoint.models.ops.common.pointwise import CODES, slope
 from fixpoint.models.ops.equilibrium.arguments import (
     FixedStepsArguments,
-    Iteration,
+    IterationSettings,
     UnrolledArguments,
 )
 from fixpoint.models.ops.equilibrium.numba_kernels import (
@@ -52,7 +52,7 @@ def forward_fixed(arguments: FixedStepsArguments) -> None:
 
     def work(first: int, last: int) -> None:
         block = new_block(rows, len(V), V.dtype)
-        state = new_state(Iteration(torch.empty(0), 0, 0.0, 0.0), rows, len(V), V.dtype)
+        state = new_state(IterationSettings(torch.empty(0), 0, 0.0, 0.0), rows, len(V), V.dtype)
         _fixed(*arrays, CODES[activation], weights, block, state, rows, first, last)
 
     run(work, ranges)

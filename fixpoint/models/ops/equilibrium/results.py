@@ -1,4 +1,4 @@
-"""How the solves of an equilibrium through time ended."""
+"""Results of the solves of an equilibrium through time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which solvers and backwards the equilibrium scan takes, and their settings for its kernels."""
+"""Solvers and backwards of the equilibrium scan, and their settings for its kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fixpoint.backward import Implicit, Unrolled
 from fixpoint.models.ops.common import dispatch as op
-from fixpoint.models.ops.equilibrium.arguments import MAX_MEMORY_ON_CUDA, Iteration
+from fixpoint.models.ops.equilibrium.arguments import MAX_MEMORY_ON_CUDA, IterationSettings
 from fixpoint.solvers import Anderson, Broyden, InexactNewton, Picard, Solver
 from fixpoint.solvers.base import ALONE
 
@@ -96,7 +96,7 @@ def steps_of(solver: Solver, start: int, T: int, device: torch.device | None = N
     return torch.full((1, solver.max_iter), beta, dtype=torch.float64, device=device)
 
 
-def iteration_of(solver: Solver, start: int, T: int, like: Tensor) -> Iteration:
+def iteration_of(solver: Solver, start: int, T: int, like: Tensor) -> IterationSettings:
     """Return how a kernel solves T time steps from `start` on, of states like one, (B, n)."""
     method, memory, growth, n = METHODS[type(solver)], 0, 0.0, like.shape[1]
     if isinstance(solver, Anderson):
@@ -104,4 +104,4 @@ def iteration_of(solver: Solver, start: int, T: int, like: Tensor) -> Iteration:
     if isinstance(solver, Broyden):
         memory, growth = solver.most_factors(n, like.dtype), solver.growth
     steps = steps_of(solver, start, T, like.device).detach().to(like.device)
-    return Iteration(steps, memory, solver.rtol, solver.atol, method, growth)
+    return IterationSettings(steps, memory, solver.rtol, solver.atol, method, growth)

@@ -33,7 +33,7 @@ from fixpoint.models.ops.equilibrium.arguments import (
     MAX_SIZE_ON_CUDA,
     BackwardArguments,
     ForwardArguments,
-    Iteration,
+    IterationSettings,
     Report,
 )
 from fixpoint.models.ops.equilibrium.triton_monitor import CONVERGED, FIXED_STEPS
@@ -86,7 +86,7 @@ def _launch(
     tensors: tuple[Tensor | None, ...],
     report: Report,
     activation: str,
-    iteration: Iteration,
+    iteration: IterationSettings,
     **options: object,
 ) -> None:
     if not h.numel() or not T:

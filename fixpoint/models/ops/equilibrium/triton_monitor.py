@@ -1,4 +1,4 @@
-"""How each row of a block stands, inside a Triton kernel: the rules of `numba_monitor`."""
+"""Status of each row of a block, inside a Triton kernel: the rules of `numba_monitor`."""
 
 from __future__ import annotations
 

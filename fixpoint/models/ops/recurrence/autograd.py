@@ -47,7 +47,7 @@ class Options(NamedTuple):
         return self.others if state else not self.last_only
 
 
-class Recurrence(Generic[Inputs]):
+class FusedRecurrence(Generic[Inputs]):
     """A fused recurrence: a subclass brings its `Step` and the tensors of a NamedTuple.
 
     The backward pass goes through chunks of time, so that the products for the weights find their
@@ -95,7 +95,7 @@ class Recurrence(Generic[Inputs]):
     def train(
         self, inputs: Inputs, options: Options
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return the outputs and the tensors that `gradients` needs beside the inputs."""
+        """Return the outputs and the tensors that `gradients` needs besides the inputs."""
         return self._run(inputs, options, keep=True)
 
     def _run(
@@ -118,7 +118,7 @@ class Recurrence(Generic[Inputs]):
         return tuple([O[i] if options.whole(i) else y[i] for i in states]), (*S, *kept)
 
     def saved_shapes(self, inputs: Inputs, options: Options) -> list[tuple[int, ...]]:
-        """Return the shapes of the tensors that `train` returns beside the outputs."""
+        """Return the shapes of the tensors that `train` returns besides the outputs."""
         step, problem = self.step_of(inputs), self.problem(inputs)
         T, K, state = len(problem.x), problem.K, problem.start[0].shape
         every = _inner_steps_between_saved_states(T, K, options)
@@ -230,11 +230,11 @@ class Recurrence(Generic[Inputs]):
 
 
 class _Scan(Function):
-    """Any `Recurrence`; a gradient of a gradient goes through its reference."""
+    """Any `FusedRecurrence`; a gradient of a gradient goes through its reference."""
 
     @staticmethod
     def forward(
-        ctx: Any, recurrence: Recurrence[Any], options: Options, *tensors: Tensor | None
+        ctx: Any, recurrence: FusedRecurrence[Any], options: Options, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         outputs, saved = recurrence.train(recurrence.inputs._make(tensors), options)
         ctx.recurrence, ctx.options = recurrence, options
@@ -259,7 +259,7 @@ class _Scan(Function):
 
 
 def differentiable(
-    recurrence: Recurrence[Any], inputs: Any, grads: Sequence[Tensor], options: Options
+    recurrence: FusedRecurrence[Any], inputs: Any, grads: Sequence[Tensor], options: Options
 ) -> list[Tensor | None]:
     """Return gradients that may be differentiated again, through the reference."""
     return differentiable_gradients(

@@ -10,7 +10,7 @@ from fixpoint._messages import unknown_name
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.pointwise import SIGMOID, one_minus, sigma, slope
 from fixpoint.models.ops.recurrence.arguments import Gradients, Problem
-from fixpoint.models.ops.recurrence.autograd import Options, Recurrence, check_shapes
+from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options, check_shapes
 from fixpoint.models.ops.recurrence.registered import register
 from fixpoint.models.ops.recurrence.step import Activation
 
@@ -59,7 +59,7 @@ class Inputs(NamedTuple):
     h0: Tensor
 
 
-class GatedRecurrence(Recurrence[Inputs]):
+class GatedRecurrence(FusedRecurrence[Inputs]):
     """One product V h serves gate and candidate, or each has its own."""
 
     name, reference_name, inputs, has_triton = "gated", "gated_scan_reference", Inputs, True

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fixpoint.models.ops.common.pointwise import SIGMOID, one_minus, sigma, slope
 from fixpoint.models.ops.recurrence.arguments import Gradients, Problem
-from fixpoint.models.ops.recurrence.autograd import Recurrence
+from fixpoint.models.ops.recurrence.autograd import FusedRecurrence
 from fixpoint.models.ops.recurrence.registered import register
 from fixpoint.models.ops.recurrence.step import Activation
 
@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
     h0: Tensor
 
 
-class GRURecurrence(Recurrence[Inputs]):
+class GRURecurrence(FusedRecurrence[Inputs]):
     """Recurrence of a GRU, with the weights of torch.nn.GRU."""
 
     name, reference_name, inputs, step = "gru", "the reference", Inputs, GRUStep

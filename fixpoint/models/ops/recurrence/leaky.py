@@ -11,7 +11,7 @@ from fixpoint._messages import unknown_name
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.pointwise import sigma, slope
 from fixpoint.models.ops.recurrence.arguments import Gradients, Problem
-from fixpoint.models.ops.recurrence.autograd import Options, Recurrence, check_shapes
+from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options, check_shapes
 from fixpoint.models.ops.recurrence.registered import register
 from fixpoint.models.ops.recurrence.step import Activation
 
@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
     h0: Tensor
 
 
-class LeakyRecurrence(Recurrence[Inputs]):
+class LeakyRecurrence(FusedRecurrence[Inputs]):
     """Leaky recurrence; with recompute its backward pass takes about sqrt(T) steps at a time."""
 
     name, reference_name, inputs, has_triton = "leaky", "scan_reference", Inputs, True

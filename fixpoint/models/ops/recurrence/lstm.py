@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fixpoint.models.ops.common.pointwise import SIGMOID, sigma, slope, zero_like
 from fixpoint.models.ops.recurrence.arguments import Gradients, Problem
-from fixpoint.models.ops.recurrence.autograd import Recurrence
+from fixpoint.models.ops.recurrence.autograd import FusedRecurrence
 from fixpoint.models.ops.recurrence.registered import register
 from fixpoint.models.ops.recurrence.step import Activation
 
@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
     c0: Tensor
 
 
-class LSTMRecurrence(Recurrence[Inputs]):
+class LSTMRecurrence(FusedRecurrence[Inputs]):
     """Recurrence of an LSTM, with the weights of torch.nn.LSTM."""
 
     name, reference_name, inputs, step = "lstm", "the reference", Inputs, LSTMStep

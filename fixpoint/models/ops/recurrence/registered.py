@@ -1,7 +1,7 @@
 """The passes of a recurrence as registered operations: torch.compile leaves each whole.
 
 Traced as plain operations, a recurrence has some nine nodes a time step, and compiles for minutes.
-Without a compiler the calls of the dispatcher cost more than they bring; see `Recurrence`.
+Without a compiler the calls of the dispatcher cost more than they bring; see `FusedRecurrence`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from fixpoint.models.ops.common.autograd import only_needed
-from fixpoint.models.ops.recurrence.autograd import Options, Recurrence, differentiable
+from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options, differentiable
 
 OPTIONS = "str activation, bool last_only, bool recompute, bool others"
 """The fields of `Options`."""
 
 
-def register(recurrence: Recurrence[Any]) -> None:
-    """Define `fixpoint::NAME`, NAME_train and NAME_backward, the first two called by `Recurrence`.
+def register(recurrence: FusedRecurrence[Any]) -> None:
+    """Define `fixpoint::NAME`, NAME_train and NAME_backward; `FusedRecurrence` calls the first two.
 
-    NAME_train returns the outputs and what NAME_backward needs beside the inputs. A gradient of a
+    NAME_train returns the outputs and what NAME_backward needs besides the inputs. A gradient of a
     gradient goes through the recurrence's reference.
     """
     fields = recurrence.inputs._fields

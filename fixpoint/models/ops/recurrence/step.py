@@ -20,7 +20,7 @@ class Step(Protocol):
     Attributes:
         activation: code of sigma.
         states: states carried; the first one is multiplied.
-        kept: values that the pullback needs beside the states before the step.
+        kept: values that the pullback needs besides the states before the step.
         products, drives: for each product and each drive, the place of its gradient in d.
     """
 
@@ -35,7 +35,7 @@ class Step(Protocol):
         scalars w."""
 
     def pullback(self, g: Any, h: Any, kept: Any, w: Any) -> tuple[Any, Any, Any, Any]:
-        """Carry back gradients g of the new states: those of h beside its products, d of products
+        """Carry back gradients g of the new states: those of h besides its products, d of products
         and
         drives, those of the biases, and those of the scalars."""
 

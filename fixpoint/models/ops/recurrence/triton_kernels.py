@@ -50,7 +50,7 @@ def backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor]:
 
 
 def _kind(step: Step) -> int:
-    """Return 0 for a leaky recurrence, else gated, of so many products."""
+    """Return 0 for a leaky recurrence, else gated, of this many products."""
     return len(step.products) if step.kept == 2 else 0
 
 

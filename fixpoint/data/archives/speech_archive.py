@@ -1,4 +1,4 @@
-"""The archive of Google speech commands: which clips make Google-30 and Google-12, as features."""
+"""Archive of Google speech commands: the clips of Google-30 and Google-12, as features."""
 
 from __future__ import annotations
 
