@@ -40,7 +40,7 @@ class Course:
         options: of the solver.
         z: the start, (B, D).
         norms: of states like it.
-        every: the host looks at each so many updates.
+        every: number of updates from one look of the host to the next.
         most: number of the last update.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""How each sample of a solve stands after an update: pure functions, on the host or in a graph.
+"""Status of each sample of a solve after an update: pure functions, on the host or in a graph.
 
 They take the array namespace `xp`, NumPy or torch, whose operations of these names agree. The eager
 loop keeps a `Status` of NumPy arrays, so that an update costs one read of the device; a graph keeps
@@ -22,20 +22,20 @@ Array = Any
 MIN_UPDATES = 10
 """A solve of fewer updates is not called stalled for its residuals."""
 FLOOR_CHECK = 4
-"""The rounding floor is looked for at each so many updates."""
+"""Number of updates from one check for the rounding floor to the next."""
 FLOOR = 2.0
-"""A residual of so many eps of the size of phi(z) is rounding noise."""
+"""Largest residual that is rounding noise, in eps of the size of phi(z)."""
 PATIENCE = 5
 """Updates without a smaller residual, before which it is not called rounding noise for that."""
 FLOOR_CHECKS = 5
 """Most checks at which a sample may be at the rounding floor."""
 
 GROWN = 3.0
-"""From so many times its scale on, a state has grown: its residual must have fallen below the
+"""Size in units of its scale from which a state has grown: its residual must have fallen below the
 largest by the factor of its further growth, and its distance to the solution below
 `MAX_DISTANCE`."""
 MAX_GROWTH = 100.0
-"""From so many times its scale on, the size of a state says nothing of its tolerance: its residual
+"""Size in units of its scale from which a state says nothing of its tolerance: its residual
 must have fallen to `MIN_FALL` of the scale, and to the tolerance of a state of this size, or to
 rounding."""
 MIN_FALL = 1e-3
@@ -229,7 +229,7 @@ def observe(
 
 
 def has_enough(rules: Rules, status: Status) -> Array:
-    """Tell whether so many samples have converged that the batch ends with them."""
+    """Tell whether enough samples have converged for the batch to end."""
     if rules.fraction == 1:
         return False
     solved = ~status.active & ~status.nonfinite & ((status.r <= 1) | status.accepted)

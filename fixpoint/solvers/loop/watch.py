@@ -1,4 +1,4 @@
-"""What watches a fixed number of updates: a record, or the samples that settle."""
+"""Observers of a fixed number of updates: a record, or the samples that settle."""
 
 from __future__ import annotations
 
