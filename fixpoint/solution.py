@@ -107,7 +107,8 @@ STALL_TEXT: dict[Stall, str] = {
     Stall.RUNAWAY: (
         "the state grew far beyond its start, and its residual, if small, is small relative to the "
         "state: phi may have no fixed point, or I - J is singular (in an adjoint solve: the "
-        "gradient does not exist); check that a fixed point exists, or start near it"
+        "gradient does not exist); check that a fixed point exists, try another solver (Anderson, "
+        "Newton), or start near it"
     ),
     Stall.GAVE_UP: (
         "the external solver ended before max_iter without meeting the tolerance: start "

@@ -359,3 +359,11 @@ def test_the_error_estimate_bounds_the_error_of_trees_and_has_no_expansion():
     assert "errors are of the size of residuals" in estimate.describe()
     expanding = solve(lambda z: 3 * z - 2, torch.zeros(1, 1), make_solver("newton"))
     assert expanding.error_estimate(lambda z: 3 * z - 2).error.item() == math.inf
+
+
+@pytest.mark.parametrize("slope", [3.0, 1.5, -3.0])
+def test_a_state_that_explodes_is_not_said_to_need_more_updates(slope):
+    solution = solve(lambda z: slope * z + 1, torch.zeros(1, 1), "picard")
+    assert solution.result.item() == Result.STALLED
+    slow = solve(lambda z: 0.999 * z + 1, torch.zeros(1, 1), "picard")
+    assert slow.result.item() == Result.MAX_ITER

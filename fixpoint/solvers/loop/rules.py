@@ -394,7 +394,9 @@ def _of_grown(xp: Any, rules: Rules, status: Status, m: Measures, distance: Arra
 def _run_away(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:
     """Return samples that have grown while their residual has not fallen, (B,)."""
     residual = m.residual + 8 * rules.eps * m.size
-    return _any_leaf(grown(status, m) & (residual >= status.largest))
+    unfallen = grown(status, m) & (residual >= status.largest)
+    explodes = (m.size > MAX_GROWTH * status.start) & (m.residual > MAX_DISTANCE * m.size)
+    return _any_leaf(unfallen | explodes)
 
 
 def _has_no_residual(rules: Rules, status: Status) -> Array:
