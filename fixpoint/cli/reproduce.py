@@ -34,7 +34,8 @@ from fixpoint.training.recipe.toml import parse_setting
 app = typer.Typer(add_completion=False)
 figures_app = typer.Typer(add_completion=False)
 
-OWNERS = {"dataset": "--dataset", "model": "--models", "seed": "--seeds", "device": "--device"}
+OWNERS_OF_TABLES = {"model": "--models", "seed": "--seeds", "device": "--device"}
+OWNERS = OWNERS_OF_TABLES | {"dataset": "--dataset"}
 """Options of `reproduce` by the key that each sets."""
 
 
@@ -84,7 +85,8 @@ def reproduce(
             others["--device"] = None if device == "cpu" else device
             _draw_figures(dataset, seeds or "0", epochs, out, formats, others)
             return
-        refuse_set(settings, OWNERS)
+        # A table's --dataset chooses rows; --set gives these another data set.
+        refuse_set(settings, OWNERS if target == "solvers" else OWNERS_OF_TABLES)
         given = {} if epochs is None else {"epochs": epochs}
         check_once(settings or [], given)
         changes = dict(parse_setting(text) for text in settings or [])

@@ -67,7 +67,7 @@ def test_without_a_compiler_fixed_point_is_compared_all_the_same(trained, tmp_pa
 @pytest.mark.parametrize(
     ("model", "arguments", "message"),
     [
-        ("eurnn", [], "EURNN has no device program; possible are ERNN"),
+        ("eurnn", [], "EURNN has no device program; supported are ERNN"),
         ("anderson", [], "Anderson solves to a tolerance"),
         ("ernn", ["--bits", "12"], "--bits must be 32, 16 or 8; got 12"),
         ("ernn", ["--to", "rust"], "--to must be c or onnx; got 'rust'"),
