@@ -100,12 +100,14 @@ class _Held:
         _refuse_changing(training)
         self.dropouts = [part for part in training if isinstance(part, VariationalDropout)]
         self.masks: Masks = {}
-        self.buffers = {
-            (part, name): buffer
-            for part in training
-            for name, buffer in part.named_buffers(recurse=False)
-        }
-        with BUFFERS if self.buffers else nullcontext():
+        changing = [part for part in training if any(True for _ in part.buffers(recurse=False))]
+        # While another thread evaluates, the module has copies of that thread in place of its own.
+        with BUFFERS if changing else nullcontext():
+            self.buffers = {
+                (part, name): buffer
+                for part in changing
+                for name, buffer in part.named_buffers(recurse=False)
+            }
             self.start = {key: buffer.detach().clone() for key, buffer in self.buffers.items()}
         self.last: dict[tuple[nn.Module, str], Tensor] = {}
 

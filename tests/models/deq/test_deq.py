@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from fixpoint import Anderson, InexactNewton, Newton, Phantom, Picard, Unrolled
-from fixpoint.models import DEQ, VariationalDropout, bound_spectral_norm
+from fixpoint.models import DEQ, VariationalDropout, bound_spectral_norm, frozen
 from fixpoint.regularization import jac_reg
 
 TIGHT = {"rtol": 1e-13, "atol": 1e-13, "max_iter": 300}
@@ -325,3 +325,24 @@ def test_threads_evaluate_one_module():
     assert all(buffers[name] is buffer for name, buffer in f.named_buffers())
     assert f.norm.num_batches_tracked.item() >= 1
     assert "forward" not in vars(f.W.parametrizations["weight"])
+
+
+def test_running_statistics_are_the_modules_own_while_another_thread_evaluates():
+    norm, x, made = nn.BatchNorm1d(3), torch.randn(5, 3), []
+    own = dict(norm.named_buffers())
+
+    def other():
+        with frozen(norm) as phi:
+            made.append(phi.buffers)
+
+    thread = threading.Thread(target=other)
+
+    def evaluate(z):
+        thread.start()
+        thread.join(0.2)  # it has to wait for this evaluation
+        return norm(z)
+
+    with frozen(norm, evaluate) as phi:
+        phi(x)
+    thread.join()
+    assert all(made[0][norm, name] is buffer for name, buffer in own.items())
