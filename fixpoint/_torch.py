@@ -111,7 +111,6 @@ def untraced(f: Callable[..., R]) -> Callable[..., R]:
     if not hasattr(frames, "_FrameExecStrategy"):
         return disabled
 
-    @functools.wraps(f)
     def call(*arguments: Any, **options: Any) -> R:
         may_trace = "torch._dynamo" in sys.modules
         return (disabled if may_trace else f)(*arguments, **options)
@@ -120,7 +119,7 @@ def untraced(f: Callable[..., R]) -> Callable[..., R]:
     action = frames._FrameAction
     strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
     frames.set_code_exec_strategy(call.__code__, strategy)
-    return call
+    return functools.wraps(f)(call)
 
 
 """Decorator of a function that torch.compile calls and does not trace."""

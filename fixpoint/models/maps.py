@@ -136,8 +136,9 @@ class EquilibriumMap(OptionsMixin, Resettable):
 
         A subclass with a new phi and the form of its parent is another map.
         """
+        kind: Any = type(self)
         known = _defines.__wrapped__ if torch.compiler.is_compiling() else _defines
-        return known(type(self), form)
+        return known(kind, form)
 
     def forward(
         self,

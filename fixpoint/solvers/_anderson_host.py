@@ -199,7 +199,7 @@ def _mix(kind: Arithmetic, end: Step, start: Step, given: Any, options: Options)
     (size,) = _numbers(kind, torch.linalg.vecdot(wide_fz, wide_fz).unsqueeze(0))
     noise = torch.finfo(fz.dtype).eps * kind.sqrt(size)
     least = torch.finfo(wide_fz.dtype).eps ** (1 / 16)
-    solve = eliminate_arrays if kind is ARRAYS else partial(eliminate, kind)
+    solve: Any = eliminate_arrays if kind is ARRAYS else partial(eliminate, kind)
     weights, sound = solve(used, right, noise, options.ridge, least)
     sound = sound & (sum(weights) * 0 == 0)  # finite
     if not kind.all(sound):

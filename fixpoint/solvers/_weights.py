@@ -112,10 +112,10 @@ def eliminate_arrays(
         entry = A[b, b]
         np.sqrt(entry * (entry > 0), out=sine[b])
         inverse[b] = 1 / (sine[b] + (sine[b] == 0))
-        row = A[b, b + 1 :]
-        row *= inverse[b]
+        rest = A[b, b + 1 :]
+        rest *= inverse[b]
         if b + 1 < m:
-            A[b + 1 :, b + 1 :] -= row[:-1, None] * row
+            A[b + 1 :, b + 1 :] -= rest[:-1, None] * rest
     sound = (zero | (sine > least) & (sine * length > noise)).all(0)
     y = A[:, m]
     for c in range(m - 1, -1, -1):
