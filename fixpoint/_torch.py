@@ -122,9 +122,6 @@ def untraced(f: Callable[..., R]) -> Callable[..., R]:
     return functools.wraps(f)(call)
 
 
-"""Decorator of a function that torch.compile calls and does not trace."""
-
-
 is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 """Whether torch.export traces; torch before 2.7 does not tell it from torch.compile."""
 
