@@ -202,21 +202,20 @@ class Course:
             restarting=self._none,
             plain=self._none if k else before.plain,
         )
-        self.restarting, self.all_improved = None, bool(better.all())
+        self.restarting, self.all_improved, ends = None, bool(better.all()), bool(solved.any())
+        if ends or not self.all_improved:
+            iterations = np.where(before.active, age, before.iterations)
+            status = status._replace(active=before.active & ~solved, iterations=iterations)
         if self.all_improved:
             self.best_z = z
         else:
             status = status._replace(
                 best_r=np.where(better, r, before.best_r),
                 best_update=np.where(better, age, before.best_update),
-                iterations=np.where(before.active, age, before.iterations),
             )
             self._keep_best(z, status)
-        if solved.any():
-            iterations = np.where(before.active, age, before.iterations)
-            status = status._replace(active=before.active & ~solved, iterations=iterations)
         self.status = status
-        if solved.any():
+        if ends:
             self._note_active()
 
     def _look(
