@@ -43,8 +43,9 @@ def eliminate(
 ) -> tuple[list[Number], Number]:
     """Return the weights by the normal equations, and whether nearly all their digits hold.
 
-    Cholesky's factor of the matrix scaled to a unit diagonal. Its pivots are the sines between
-    each difference and the newer ones, and the weights lose as many digits as these are small.
+    Gaussian elimination of the matrix scaled to a unit diagonal. Its pivots are the squared sines
+    between each difference and the newer ones, and the weights lose as many digits as the sines
+    are small.
 
     Args:
         kind: of the numbers.
@@ -56,33 +57,33 @@ def eliminate(
     """
     m = len(right)
     scale: list[Number] = []
-    y: list[Number] = []
     inverse: list[Number] = []
-    R: list[list[Number]] = [[] for _ in range(m)]  # R[b][c - b - 1] for c > b
+    y: list[Number] = []
+    U: list[list[Number]] = [[] for _ in range(m)]  # U[b][c - b - 1] for c > b
+    R: list[list[Number]] = [[] for _ in range(m)]  # the same over the pivot
     sound: Number = True
     for c in range(m):
         square = gram[c][0]
         zero = square == 0
-        length = kind.sqrt(square + zero)
-        scale.append((square > 0) / length)  # a zero difference gets weight zero
-        entry = 1.0 + ridge + 0 * square
+        scale.append((square > 0) / kind.sqrt(square + zero))  # a zero difference gets weight zero
+        pivot = 1.0 + ridge + 0 * square
         y_c = right[c] * scale[c]
         for b in range(c):
-            r = gram[b][c - b] * scale[c] * scale[b]
+            entry = gram[b][c - b] * scale[c] * scale[b]
             for j in range(b):
-                r = r - R[j][c - j - 1] * R[j][b - j - 1]
-            r = r * inverse[b]
-            R[b].append(r)
-            entry = entry - r * r
-            y_c = y_c - r * y[b]
-        sine = kind.sqrt(entry * (entry > 0))
-        sound = sound & (zero | (sine > least) & (sine * length > noise))
-        inverse.append(1 / (sine + (sine == 0)))
-        y.append(y_c * inverse[c])
+                entry = entry - R[j][b - j - 1] * U[j][c - j - 1]
+            U[b].append(entry)
+            R[b].append(entry * inverse[b])
+            pivot = pivot - R[b][-1] * entry
+            y_c = y_c - R[b][-1] * y[b]
+        large = (pivot > least * least) & (pivot * square > noise * noise)
+        sound = sound & (zero | large)
+        inverse.append(1 / (pivot + (pivot == 0)))
+        y.append(y_c)
     for c in range(m - 1, -1, -1):
+        y[c] = y[c] * inverse[c]
         for b in range(m - 1, c, -1):
             y[c] = y[c] - R[c][b - c - 1] * y[b]
-        y[c] = y[c] * inverse[c]
     return [weight * s for weight, s in zip(y, scale, strict=True)], sound
 
 
@@ -93,35 +94,32 @@ def eliminate_arrays(
     ridge: float,
     least: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `eliminate` of arrays, (B,), bit for bit, by operations on whole rows: (m, B)."""
+    """Return `eliminate` of arrays, (B,), by operations on whole rows, (m, B): the same bits of
+    weights whose digits hold.
+    """
     m = len(right)
     A = np.zeros((m, m + 1, *noise.shape))  # the upper triangle, and the right side behind it
     for b, row in enumerate(gram):
         A[b, b:m] = row
     A[:, m] = right
-    index = np.arange(m)
-    square = A[index, index]
+    diagonal = A.reshape(m * (m + 1), -1)[:: m + 2]
+    square = diagonal.copy()
     zero = square == 0
-    length = np.sqrt(square + zero)
-    scale = (square > 0) / length
+    scale = (square > 0) / np.sqrt(square + zero)
     A[:, :m] *= scale
     A *= scale[:, None]
-    A[index, index] = 1.0 + ridge + 0 * square
-    sine, inverse = np.empty_like(scale), np.empty_like(scale)
+    np.add(1.0 + ridge, 0 * square, out=diagonal)
+    R = np.empty_like(A)
     for b in range(m):
-        entry = A[b, b]
-        np.sqrt(entry * (entry > 0), out=sine[b])
-        inverse[b] = 1 / (sine[b] + (sine[b] == 0))
         rest = A[b, b + 1 :]
-        rest *= inverse[b]
+        over = np.multiply(rest, 1 / diagonal[b], out=R[b, b + 1 :])
         if b + 1 < m:
-            A[b + 1 :, b + 1 :] -= rest[:-1, None] * rest
-    sound = (zero | (sine > least) & (sine * length > noise)).all(0)
-    y = A[:, m]
-    for c in range(m - 1, -1, -1):
-        y[c] *= inverse[c]
-        y[:c] -= A[:c, c] * y[c]
-    return y * scale, sound
+            A[b + 1 :, b + 1 :] -= over[:-1, None] * rest
+    large = (diagonal > least * least) & (diagonal * square > noise * noise)
+    y = R[:, m]
+    for c in range(m - 1, 0, -1):
+        y[:c] -= R[:c, c] * y[c]
+    return y * scale, (zero | large).all(0)
 
 
 def orthogonalize(

@@ -44,14 +44,11 @@ class Course:
         most: number of the last update.
 
     Attributes:
-        status: of the samples, NumPy arrays.
         done: whether all samples have ended.
         restarting: samples that were put back and restart, (B,); None where there are none.
         coupled: whether a sample that had converged no longer has, as rows of phi are coupled.
         born: number of the update after which each sample began, 0 for all or (B,).
     """
-
-    status: Status
 
     def __init__(
         self, options: CourseOptions, z: Tensor, norms: Norms, *, every: int, most: int
@@ -71,8 +68,29 @@ class Course:
         self.moved: Tensor | None = None
         self._has_moved: np.ndarray | None = None
         self._watch(z, z)
+        self._quiet: tuple[int, np.ndarray] | None = None
         self.residuals: list[np.ndarray] = []
         self.iterates: list[Tensor] = []
+
+    @property
+    def status(self) -> Status:
+        """Status of the samples, NumPy arrays."""
+        if self._quiet is not None:
+            age, r = self._quiet
+            before, self._quiet = self._status, None
+            self._status = before._replace(
+                r=r,
+                best_r=r,
+                best_update=np.full_like(before.best_update, age),
+                improved=before.active,
+                restarting=self._none,
+                plain=self._none,
+            )
+        return self._status
+
+    @status.setter
+    def status(self, status: Status) -> None:
+        self._status, self._quiet = status, None
 
     def observe(self, k: int, z: Tensor, fz: Tensor, phi: MatrixMap) -> tuple[Tensor, Tensor]:
         """Measure z with fz = phi(z), after update k, and return both, lost samples put back."""
@@ -85,11 +103,12 @@ class Course:
         m = self._measure(k, z, fz)
         if self.renewed is not None:
             self._begin_again(k, z, fz, m, self.renewed)
-        calm = self._calm(k, m)
-        if calm is None:
-            z, fz = self._look(k, z, fz, m, phi)
-        else:
-            self._follow_calm(k, z, *calm)
+        if not self._is_quiet(k, z, m):
+            calm = self._calm(k, m)
+            if calm is None:
+                z, fz = self._look(k, z, fz, m, phi)
+            else:
+                self._follow_calm(k, z, *calm)
         self.z, self.fz, self.m, self.looked = z, fz, m, k
         self.next_check = k + self.every
         if self.options.record is not None:
@@ -160,6 +179,26 @@ class Course:
         self._atol = rules.tolerance(np, self.rules, scale)
         self._is_safe = bool(np.min(self._atol, initial=np.inf) >= self.norms.safe)
         self._bound = rules.GROWN * scale
+
+    def _is_quiet(self, k: int, z: Tensor, m: Measures) -> bool:
+        """Note an update after which all samples are nearer to their solutions than before and none
+        has reached its own, as most are, and tell whether it was one.
+        """
+        if not (k and self.all_active and m.residual.ndim == 1 and self.rules.most == np.inf):
+            return False
+        if self.options.stop_when is not None or self._has_moved is not None:
+            return False  # the solver may have refused the step
+        best_r = self._status.best_r if self._quiet is None else self._quiet[1]
+        with np.errstate(all="ignore"):
+            r = m.residual / (self.norms.rtol * m.size + self._atol)
+            quiet = (r < best_r) & (r > 1) & (m.size <= self._bound)
+            if k % rules.FLOOR_CHECK == 0:
+                quiet &= m.residual > rules.FLOOR * self.rules.eps * m.size
+        if not quiet.all():
+            return False
+        self._quiet, self.best_z = (k, r), z
+        self.restarting, self.all_improved = None, True
+        return True
 
     def _calm(self, k: int, m: Measures) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Return residuals, and samples that are nearer to their solution than before or have just
