@@ -26,7 +26,6 @@ from fixpoint.export.network import read_network, sensor_windows
 from fixpoint.export.onnx import write_onnx
 from fixpoint.training import Recipe, load_trained
 from fixpoint.training.commands.single_run import train_recipe
-from fixpoint.training.engine.model_factory import resolved
 
 ARM = "arm-linux-gnueabihf-gcc"
 M4 = (
@@ -129,7 +128,7 @@ def firmware(models=MODELS):
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             train_recipe(recipe, folder)
-            run = load_trained(folder / resolved(recipe).key)
+            run = load_trained(folder / recipe.key)
             for bits in (32, 16, 8):
                 network = make_network(run, bits=bits, fold=True)
                 write_c(network, folder / "c", title="benchmark")

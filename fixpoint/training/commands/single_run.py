@@ -117,8 +117,7 @@ def train_recipe(
 
     Args:
         recipe: what to run; unfinished checkpoints of it in `out` are continued.
-        out: its checkpoints are in `out/KEY`, with the key of the resolved recipe; None keeps
-            nothing.
+        out: its checkpoints are in `out/KEY`; None keeps nothing.
         report: called after each epoch, those of the choice included.
         patience: seconds to wait for another process that trains this recipe.
 

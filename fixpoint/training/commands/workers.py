@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from fixpoint.training.commands.single_run import LOCK, train_recipe
 from fixpoint.training.engine.checkpoint import write_bytes
 from fixpoint.training.engine.fit import Epoch
-from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.results.store import Record
 
@@ -145,7 +144,7 @@ def train_run(
         record = train_recipe(
             recipe, out, lambda epoch: say(json.dumps(epoch._asdict())), patience=patience
         )
-        folder = out / resolved(recipe).key
+        folder = out / recipe.key
         paths = [] if shared else [p for p in folder.rglob("*") if p.is_file() and p.name != LOCK]
         return record, {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 

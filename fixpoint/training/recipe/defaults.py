@@ -1,0 +1,34 @@
+"""Defaults of an ERNN's options, which depend on each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fixpoint.training.recipe.schema import Model
+
+BOUNDED = ("self-feedback", "linear", "manifold")
+"""Cells with ||U||_2 = 0.8 by default, by which an equilibrium exists."""
+
+
+def fill_defaults(options: Model) -> Model:
+    """Replace None by the defaults of an ERNN; other models are returned as they are.
+
+    inexact-newton takes one step on the Jordan cell, a solver with a tolerance at most 30 on the
+    self-feedback cell.
+    """
+    if options.model != "ernn":
+        return options
+    solver = options.solver or "inexact-newton"
+    learned = solver == "inexact-newton"
+    cell = options.cell or ("jordan" if learned else "self-feedback")
+    return replace(
+        options,
+        solver=solver,
+        cell=cell,
+        max_iter=options.max_iter or (1 if learned else 30),
+        backward=options.backward or ("unrolled" if learned else "implicit"),
+        rtol=1e-3 if options.rtol is None and not learned else options.rtol,
+        bound=0.8 if options.bound is None and cell in BOUNDED else options.bound,
+    )
