@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from math import nan
 from pathlib import Path
 
 import torch.distributed
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from fixpoint.training.commands.console import say
 from fixpoint.training.commands.progress import make_progress
-from fixpoint.training.engine.fit import Epoch
+from fixpoint.training.engine.fit import Epoch, PastEpoch
 from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.engine.run_data import prepare, save_origin
 from fixpoint.training.experiment import build_model, make_fabric, run_experiment, tuned
@@ -159,7 +160,11 @@ def _train_recipe(
         if folder and fabric.is_global_zero:
             records = Records(folder / "tuning")
         done = fabric.broadcast(records.by_key.get(choice.key) if records else None)
-        if done is None:
+        if done is not None:
+            for epoch in (PastEpoch(**values) for values in done["epochs"]):
+                lost = epoch.train_loss is None  # as JSON has NaN
+                report(epoch._replace(train_loss=nan) if lost else epoch)
+        else:
             done = run(choice, folder / "tuning" / choice.key if folder else None)
             if records:
                 records.append(done)

@@ -103,19 +103,22 @@ def _tensorboard(folder: Path) -> Callable[[Epoch], None]:
     return log
 
 
-def _of_lightning(package: str, kind: str, /, **options: Any) -> Callable[[Path], Any]:
+def _of_lightning(
+    package: str, kind: str, options: Callable[[Path], dict[str, Any]]
+) -> Callable[[Path], Any]:
     """Return a logger of Lightning, which Fabric takes too, under the name of the run's folder."""
 
     def make(folder: Path) -> Callable[[Epoch], None]:
         try:
             loggers = import_module("pytorch_lightning.loggers")
-
-            of_run = {key: value.format(folder=folder) for key, value in options.items()}
-            logger: Any = getattr(loggers, kind)(**of_run)
+            logger: Any = getattr(loggers, kind)(**options(folder))
             logger.experiment  # noqa: B018  imports the package and starts the run
         except ImportError:
             packages = f"{package} and pytorch-lightning"
             raise missing_extra(f"--logger {package}", packages, package) from None
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"--logger {package} cannot start: {reason}") from error
 
         def log(epoch: Epoch) -> None:
             numbers = {k: v for k, v in epoch._asdict().items() if v is not None and k != "number"}
@@ -127,14 +130,20 @@ def _of_lightning(package: str, kind: str, /, **options: Any) -> Callable[[Path]
     return make
 
 
+def _of_mlflow(folder: Path) -> dict[str, Any]:
+    # Lightning's own default is a folder ./mlruns, which MLflow 3 refuses.
+    place = import_module("mlflow").get_tracking_uri()
+    return {"experiment_name": "fixpoint", "run_name": folder.name, "tracking_uri": place}
+
+
+def _of_wandb(folder: Path) -> dict[str, Any]:
+    return {"project": "fixpoint", "name": folder.name, "save_dir": str(folder)}
+
+
 LOGGERS: dict[str, Callable[[Path], Callable[[Epoch], None]]] = {
     "tensorboard": _tensorboard,
-    "mlflow": _of_lightning(
-        "mlflow", "MLFlowLogger", experiment_name="fixpoint", run_name="{folder.name}"
-    ),
-    "wandb": _of_lightning(
-        "wandb", "WandbLogger", project="fixpoint", name="{folder.name}", save_dir="{folder}"
-    ),
+    "mlflow": _of_lightning("mlflow", "MLFlowLogger", _of_mlflow),
+    "wandb": _of_lightning("wandb", "WandbLogger", _of_wandb),
 }
 """Loggers by the name that --logger takes; a plugin may add others.
 

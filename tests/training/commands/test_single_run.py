@@ -19,6 +19,7 @@ from fixpoint.cli.app import app
 from fixpoint.data import load_dataset, validation_split
 from fixpoint.training import Recipe, build_model, fit, make_task, prepare
 from fixpoint.training.commands.single_run import train_recipe
+from fixpoint.training.engine.fit import PastEpoch
 from fixpoint.training.experiment import make_fabric, run_experiment, tuned
 
 
@@ -214,7 +215,8 @@ def test_trials_are_kept(tmp_path):
     assert len(lines) == 2
     again = []
     train_recipe(recipe, tmp_path, again.append)
-    assert [epoch.number for epoch in again] == [1, 2]  # what was done, from its checkpoint
+    assert [epoch.number for epoch in again] == [1, 2] * 3  # from records and checkpoint
+    assert all(isinstance(epoch, PastEpoch) for epoch in again)
 
 
 def invoke(*arguments):

@@ -14,6 +14,7 @@ from fixpoint.training.commands.comparison import _longest_first
 from fixpoint.training.commands.local_processes import LocalProcesses
 from fixpoint.training.commands.single_run import train_recipe
 from fixpoint.training.commands.workers import Started, run_all, train_run
+from fixpoint.training.engine.fit import PastEpoch
 
 
 def run(**changes):
@@ -96,6 +97,9 @@ def test_any_executor_runs_a_grid(tmp_path):
         events = [event for _, event in run_all([one], executor, tmp_path)]
     assert [type(event) for event in events] == [Started, Epoch, Epoch, dict]
     assert [path.name for path in tmp_path.iterdir()] == [one.key]
+    with ThreadPoolExecutor(1) as executor:
+        events = [event for _, event in run_all([one], executor, tmp_path)]
+    assert [type(event) for event in events] == [Started, PastEpoch, PastEpoch, dict]
 
 
 def test_a_run_of_a_grid_that_has_ended_stops(tmp_path):
