@@ -152,7 +152,10 @@ def _train_recipe(
         if folder and fabric.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
             ready.form.save(folder)
-        return run_experiment(recipe, ready.data, note, folder=folder, fabric=fabric)
+        record = run_experiment(recipe, ready.data, note, folder=folder, fabric=fabric)
+        if logs:
+            logs.finish()
+        return record
 
     def trial(choice: Recipe) -> Record:
         # Each trial is a recipe of its own, finished or not on its own.

@@ -139,18 +139,18 @@ def resolve(options: Model) -> Model:
         if name not in takes and getattr(options, name) is not None:
             own = f": its own options are {', '.join(takes)}" if takes else ""
             raise ValueError(f"{options.model} has no {name}{own}; leave model.{name} out")
-    options = fill_defaults(options)
     if options.model != "ernn":
         return options
-    named("solver", str(options.solver), SOLVERS)
-    named("cell", str(options.cell), CELLS)
-    if options.backward not in BACKWARDS:
-        raise ValueError(unknown_name("backward", str(options.backward), BACKWARDS))
-    learned = options.solver == "inexact-newton"
+    filled: Model = fill_defaults(options)
+    named("solver", str(filled.solver), SOLVERS)
+    named("cell", str(filled.cell), CELLS)
+    if filled.backward not in BACKWARDS:
+        raise ValueError(unknown_name("backward", str(filled.backward), BACKWARDS))
+    learned = filled.solver == "inexact-newton"
     without = "rtol" if learned else "eta"
-    if getattr(options, without) is not None:
-        raise ValueError(f"the solver {options.solver} has no {without}; leave model.{without} out")
-    return options
+    if getattr(filled, without) is not None:
+        raise ValueError(f"the solver {filled.solver} has no {without}; leave model.{without} out")
+    return filled
 
 
 def resolved(recipe: Recipe) -> Recipe:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fixpoint.training.recipe.schema import Model
+from typing import Any
 
 BOUNDED = ("self-feedback", "linear", "manifold")
 """Cells with ||U||_2 = 0.8 by default, by which an equilibrium exists."""
 
 
-def fill_defaults(options: Model) -> Model:
-    """Replace None by the defaults of an ERNN; other models are returned as they are.
+def fill_defaults(options: Any) -> Any:
+    """Replace None by the defaults of an ERNN in the section `model` of a recipe.
 
     inexact-newton takes one step on the Jordan cell, a solver with a tolerance at most 30 on the
-    self-feedback cell.
+    self-feedback cell. Options of other models are returned as they are.
     """
     if options.model != "ernn":
         return options

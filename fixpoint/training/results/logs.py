@@ -46,6 +46,11 @@ class Logs:
         for call in self.calls:
             call(epoch)
 
+    def finish(self) -> None:
+        """Tell loggers that have a `finish` that the run has ended well."""
+        for call in self.calls:
+            getattr(call, "finish", lambda: None)()
+
     @staticmethod
     def write_text(path: Path, text: str) -> None:
         """Write a file whole or not at all, with its folder.
@@ -125,6 +130,7 @@ def _of_lightning(
             logger.log_metrics(numbers, step=epoch.number)
             logger.save()
 
+        log.finish = lambda: logger.finalize("success")  # type: ignore[attr-defined]
         return log
 
     return make
@@ -148,5 +154,6 @@ LOGGERS: dict[str, Callable[[Path], Callable[[Epoch], None]]] = {
 """Loggers by the name that --logger takes; a plugin may add others.
 
 Each is called with the folder of a run and returns what is called with each `Epoch`, those from
-before a stop included: `LOGGERS["mine"] = lambda folder: lambda epoch: print(epoch.number)`.
+before a stop included: `LOGGERS["mine"] = lambda folder: lambda epoch: print(epoch.number)`; its
+attribute `finish`, if it has one, is called at the end.
 """

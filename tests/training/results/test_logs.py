@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fixpoint.training import Epoch
-from fixpoint.training.results.logs import LOGGERS
+from fixpoint.training.results.logs import LOGGERS, Logs
 
 
 @pytest.fixture
@@ -25,6 +25,9 @@ def made(monkeypatch):
         def save(self):
             pass
 
+        def finalize(self, status):
+            self.status = status
+
     loggers = SimpleNamespace(MLFlowLogger=Logger, WandbLogger=Logger)
     mlflow = SimpleNamespace(get_tracking_uri=lambda: "sqlite:///mlflow.db")
     monkeypatch.setitem(sys.modules, "pytorch_lightning.loggers", loggers)
@@ -34,10 +37,12 @@ def made(monkeypatch):
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
 def test_each_epoch_is_logged_under_the_name_of_the_run(name, made, tmp_path):
-    call = LOGGERS[name](tmp_path / "0a1b")
+    logs = Logs(tmp_path / "0a1b", [name])
     for number in (1, 2):
-        call(Epoch(number, 0.5, 0.4, 90.0, None, 2.0, 0.01))
+        logs.add(Epoch(number, 0.5, 0.4, 90.0, None, 2.0, 0.01))
+    logs.finish()
     (logger,) = made
+    assert logger.status == "success"
     assert "0a1b" in logger.options.values()
     expected = {"train_loss": 0.5, "test_loss": 0.4, "accuracy": 90.0, "seconds": 2.0, "lr": 0.01}
     assert logger.logged == [(1, expected), (2, expected)]
