@@ -20,7 +20,8 @@ from fixpoint.data.csv_folder import tables_in
 from fixpoint.data.csv_table import parse_columns, parse_csv
 from fixpoint.data.missing import fill_missing
 from fixpoint.data.npz_file import read_user_npz
-from fixpoint.data.recordings import cut_recordings, read_recording
+from fixpoint.data.recording_windows import cut_recordings
+from fixpoint.data.recordings import read_recording
 from fixpoint.training.commands.console import say
 from fixpoint.training.loading import Trained, load_trained
 from fixpoint.training.prediction import Predictions
