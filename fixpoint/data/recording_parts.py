@@ -24,9 +24,20 @@ def dataset_arrays(recordings: list[Recording], cutting: Cutting) -> tuple[dict[
             f"{recordings[0].name} has no classes: name the column of the class by --label"
         )
     cut = cut_recordings(recordings, cutting)
+    found = sorted(set(cut.labels.tolist()))
+    if len(found) < 2:
+        raise ValueError(
+            f"{recordings[0].name}: at least two classes are needed, all windows are {found[0]!r}"
+        )
     arrays: dict[str, Any] = {"x": cut.x, "y": cut.labels}
-    if recordings[0].subjects is not None:
+    people = cut.subjects.tolist() if recordings[0].subjects is not None else []
+    if len(set(people)) > 1:
         return arrays | {"subject": cut.subjects}, cut
+    if people and cutting.subject is not None:
+        raise ValueError(
+            f"{recordings[0].name}: all windows are of the person {people[0]!r}: leave --subject "
+            "out, so that the last fifth in time of each class is the test part"
+        )
     train, test = _in_time(cut, cutting)
     if not test.any():
         raise ValueError(

@@ -59,13 +59,7 @@ def cut_recordings(recordings: list[Recording], cutting: Cutting, *, by_label: b
                     place = start if recording.places is None else int(recording.places[start])
                     origin.append((label, person, place))
     if not windows:
-        advice = "take a shorter --window" if by_label else "the model takes windows of that length"
-        raise ValueError(
-            f"{recordings[0].name}: no stretch of one {'class and ' if by_label else ''}person "
-            f"without a gap has {T} samples, the longest has {longest}"
-            + (f", there are {gaps} gaps in time" if gaps else "")
-            + f": {advice}"
-        )
+        raise ValueError(_no_window(recordings[0].name, T, longest, gaps, unlabeled, by_label))
     names, people, starts = zip(*origin, strict=True)
     notes = [
         *([f"{gaps} gaps in time, across which no window lies"] if gaps else []),
@@ -76,6 +70,19 @@ def cut_recordings(recordings: list[Recording], cutting: Cutting, *, by_label: b
     unread = sorted({column for r in recordings for column in r.unread})
     notes += [f"not read: {', '.join(unread)}"] if unread else []
     return Cut(np.stack(windows), np.array(names), np.array(people), np.array(starts), tuple(notes))
+
+
+def _no_window(name: str, T: int, longest: int, gaps: int, unlabeled: int, by_label: bool) -> str:
+    if unlabeled and not longest:
+        return f"{name}: the column of --label is empty, so there is nothing to learn"
+    parts = [
+        f"no stretch of one {'class and ' if by_label else ''}person without a gap has {T} "
+        f"samples, the longest has {longest}",
+        *([f"gaps in time: {gaps}"] if gaps else []),
+        *([f"samples without a label: {unlabeled}"] if unlabeled else []),
+    ]
+    advice = "take a shorter --window" if by_label else "the model takes windows of that length"
+    return f"{name}: {'; '.join(parts)}: {advice}"
 
 
 class _Part(NamedTuple):

@@ -90,6 +90,9 @@ def read_recording(table: Mapping[str, Any], cutting: Cutting, name: str) -> Rec
         wanted = getattr(cutting, option)
         if wanted is not None and wanted not in columns:
             raise ValueError(f"{name}: {unknown_name(f'column for --{option}', wanted, columns)}")
+    named = [c for c in (cutting.label, cutting.subject, cutting.time) if c is not None]
+    if len(set(named)) < len(named):
+        raise ValueError(f"{name}: --label, --subject and --time must name different columns")
     time = cutting.time or next((c for c in columns if c.lower() in _TIMES), None)
     other = {cutting.label, cutting.subject, time, *_INDEX}
     numbers = {}
@@ -113,9 +116,7 @@ def read_recording(table: Mapping[str, Any], cutting: Cutting, name: str) -> Rec
         name,
         np.stack(list(numbers.values()), 1),
         tuple(numbers),
-        None
-        if cutting.label is None
-        else read_classes(columns[cutting.label], cutting.label, name),
+        None if label is None else read_classes(columns[label], label, name),
         None if cutting.subject is None else read_names(columns[cutting.subject]),
         None if time is None else read_times(columns[time], f"{name}: the column {time!r}"),
         unread if not cutting.channels else (),

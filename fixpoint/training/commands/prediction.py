@@ -22,6 +22,7 @@ from fixpoint.data.missing import fill_missing
 from fixpoint.data.npz_file import read_user_npz
 from fixpoint.data.recording_windows import cut_recordings
 from fixpoint.data.recordings import read_recording
+from fixpoint.data.text_file import decode
 from fixpoint.training.commands.console import say
 from fixpoint.training.loading import Trained, load_trained
 from fixpoint.training.prediction import Predictions
@@ -144,7 +145,7 @@ def _read_npz(run: Trained, path: Path) -> Windows:
 def _read_table(run: Trained, data: bytes, name: str) -> Windows:
     """Return the windows of a recording, or of a table of numbers alone, one after the other."""
     form, windows = run.form, run.recipe.windows
-    if windows.window is None and not (form.channels and _has_header(data, form.channels)):
+    if windows.window is None and not (form.channels and _has_header(data, name, form.channels)):
         return _cut_numbers(run, parse_csv(data, name).values, name)
     columns = parse_columns(data, name, form.channels)
     cutting = Cutting(**asdict(windows))
@@ -165,8 +166,8 @@ def _read_table(run: Trained, data: bytes, name: str) -> Windows:
     return Windows(name, cut.x, cut.starts.tolist(), cut.labels.tolist(), None, cut.notes)
 
 
-def _has_header(data: bytes, channels: Sequence[str]) -> bool:
-    first = data[:65536].decode("utf-8", "replace").splitlines()[:1]
+def _has_header(data: bytes, name: str, channels: Sequence[str]) -> bool:
+    first = decode(data, name).splitlines()[:1]
     return bool(first) and all(channel in first[0] for channel in channels)
 
 
