@@ -106,7 +106,8 @@ def read_recording(table: Mapping[str, Any], cutting: Cutting, name: str) -> Rec
             n = int(texts[0])
             raise ValueError(
                 f"{name}: the channel {key!r} holds text, not numbers: {str(columns[key][n])!r} in "
-                f"sample {n + 1}: correct it, or learn from other columns by --channels"
+                f"sample {n + 1}: correct it"
+                + ("" if cutting.channels else ", or learn from other columns by --channels")
             )
     if not numbers:
         raise ValueError(f"{name} has no column of numbers to learn from")

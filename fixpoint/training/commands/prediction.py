@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from rich.console import Console
 
 from fixpoint._messages import unknown_name
@@ -87,7 +86,7 @@ def predict_files(
         _write_csv(rows, run.form.classes)
     else:
         console.print(_table(rows, run))
-        for text in filter(None, (_accuracy(rows), *_notes(read))):
+        for text in (*_accuracy(rows, run.form.classes), *_notes(read)):
             say(console, text)
     return rows
 
@@ -229,9 +228,18 @@ def _notes(read: list[Windows]) -> list[str]:
     ]
 
 
-def _accuracy(rows: list[Row]) -> str:
-    known = [row for row in rows if row.truth]
-    if not known:
-        return ""
-    right = torch.tensor([row.truth == row.name for row in known]).double().mean().item()
-    return f"Accuracy {100 * right:.2f} % of the {len(known)} windows whose class is known."
+def _accuracy(rows: list[Row], classes: tuple[str, ...]) -> Iterator[str]:
+    """Yield the accuracy over the windows of known class, and what it leaves out."""
+    other = sorted({row.truth for row in rows} - {"", *classes})
+    if other:
+        yield (
+            f"Note: the model has no class {', '.join(other)}: windows of such a class are not in "
+            f"the accuracy; its classes are {', '.join(classes)}."
+        )
+    missing = sum(not row.name for row in rows)
+    if missing:
+        yield f"Note: {missing} windows hold missing values and have no class."
+    known = [row for row in rows if row.truth in classes and row.name]
+    if known:
+        right = sum(row.truth == row.name for row in known) / len(known)
+        yield f"Accuracy {100 * right:.2f} % of the {len(known)} windows whose class is known."
