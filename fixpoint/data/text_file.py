@@ -1,4 +1,4 @@
-"""The text of a file: its encoding is recognized, and what is no text is named."""
+"""The text of a file: its encoding is recognized, and other kinds of files are named."""
 
 from __future__ import annotations
 

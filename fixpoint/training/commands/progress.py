@@ -125,7 +125,7 @@ class TimeLeft:
         self.gaps: dict[Recipe, list[float]] = {run: [] for run in total}
 
     def begin(self, run: Recipe) -> None:
-        """Count the epochs of this run anew, as its next process tells all."""
+        """Count the epochs of this run again from 0: its next process reports them all."""
         self.seen[run] = 0
         self.last.pop(run, None)
 
