@@ -2,6 +2,7 @@
 
 Prints the tables of docs/device.md: for finished runs, which needs gcc, and for Thumb-2 sizes
 arm-linux-gnueabihf-gcc; without runs the sizes on a Cortex-M4, which needs arm-none-eabi-gcc.
+--accuracy prints accuracy and weights of the runs alone, without their times.
 """
 
 import argparse
@@ -26,7 +27,6 @@ from fixpoint.export.network import read_network, sensor_windows
 from fixpoint.export.onnx import write_onnx
 from fixpoint.training import Recipe, load_trained
 from fixpoint.training.commands.single_run import train_recipe
-from fixpoint.training.engine.model_factory import resolved
 
 ARM = "arm-linux-gnueabihf-gcc"
 M4 = (
@@ -129,7 +129,7 @@ def firmware(models=MODELS):
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             train_recipe(recipe, folder)
-            run = load_trained(folder / resolved(recipe).key)
+            run = load_trained(folder / recipe.key)
             for bits in (32, 16, 8):
                 network = make_network(run, bits=bits, fold=True)
                 write_c(network, folder / "c", title="benchmark")
@@ -140,15 +140,60 @@ def firmware(models=MODELS):
                 print(f"| {recipe.label} | {bits} | {sizes} | {state} | {stack} |", flush=True)
 
 
+def programs(run):
+    """Yield bits, network and folder of the three programs of a run, and how they agree."""
+    windows, expected = sensor_windows(run.raw, "test"), torch_scores(run)
+    for bits in (32, 16, 8):
+        network = make_network(run, bits=bits, fold=True)
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            write_c(network, folder, title="benchmark")
+            found = compare(compiled_scores(folder, windows, "gcc"), expected, run.data.y_test)
+            yield bits, network, folder, found
+
+
+def first_columns(run, bits, found, network):
+    """Data, model, bits, agreement, and bytes of weights and tables."""
+    arrays = constants(network)
+    tables = sum(a.bytes for a in arrays if a.is_table)
+    weights = sum(a.bytes for a in arrays) - tables
+    return (
+        run.data.name,
+        run.recipe.label,
+        bits,
+        f"{found.accuracy:.2f} (torch {found.reference:.2f})",
+        f"{found.equal} of {found.windows}",
+        f"{weights / 1024:.1f}",
+        f"{tables / 1024:.1f}",
+    )
+
+
+HEAD = "| data | model | bits | accuracy % | labels as torch | weights KB | tables KB |"
+
+
+def accuracy(runs):
+    """Print accuracy and agreement of the programs."""
+    print(f"{HEAD}\n{'|---' * 7}|")
+    for run in map(load_trained, runs):
+        for bits, network, _, found in programs(run):
+            row = first_columns(run, bits, found, network)
+            print("| " + " | ".join(map(str, row)) + " |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="*", type=Path)
-    runs = parser.parse_args().runs
+    parser.add_argument("--accuracy", action="store_true")
+    given = parser.parse_args()
+    runs = given.runs
     if not runs:
         firmware()
         return
+    if given.accuracy:
+        accuracy(runs)
+        return
     print(
-        "| data | model | bits | accuracy % | labels as torch | weights KB | tables KB | state B "
+        f"{HEAD} state B "
         "| stack B | code B, x86-64 | code B, Thumb-2 | products a step | us a step |\n"
         + "|---" * 13
         + "|"
@@ -156,36 +201,21 @@ def main():
     steps = []
     for path in runs:
         run = load_trained(path)
-        windows, expected = sensor_windows(run.raw, "test"), torch_scores(run)
-        for bits in (32, 16, 8):
-            network = make_network(run, bits=bits, fold=True)
+        for bits, network, folder, found in programs(run):
             source = network if bits == 32 else network.network
-            with tempfile.TemporaryDirectory() as place:
-                folder = Path(place)
-                write_c(network, folder, title="benchmark")
-                found = compare(compiled_scores(folder, windows, "gcc"), expected, run.data.y_test)
-                arrays = constants(network)
-                tables = sum(a.bytes for a in arrays if a.is_table)
-                weights = sum(a.bytes for a in arrays) - tables
-                thumb = section_bytes(".text", folder, ARM, "-mthumb") if shutil.which(ARM) else "-"
-                row = (
-                    run.data.name,
-                    run.recipe.label,
-                    bits,
-                    f"{found.accuracy:.2f} (torch {found.reference:.2f})",
-                    f"{found.equal} of {found.windows}",
-                    f"{weights / 1024:.1f}",
-                    f"{tables / 1024:.1f}",
-                    4 * source.state_size + 8,
-                    stack_bytes(folder, "gcc"),
-                    section_bytes(".text", folder, "gcc"),
-                    thumb,
-                    source.multiplications,
-                    f"{c_microseconds(folder):.1f}",
-                )
-                print("| " + " | ".join(map(str, row)) + " |", flush=True)
-                if bits == 32:
-                    steps.append((run.data.name, run.recipe.label, *peers(run, folder)))
+            thumb = section_bytes(".text", folder, ARM, "-mthumb") if shutil.which(ARM) else "-"
+            row = (
+                *first_columns(run, bits, found, network),
+                4 * source.state_size + 8,
+                stack_bytes(folder, "gcc"),
+                section_bytes(".text", folder, "gcc"),
+                thumb,
+                source.multiplications,
+                f"{c_microseconds(folder):.1f}",
+            )
+            print("| " + " | ".join(map(str, row)) + " |", flush=True)
+            if bits == 32:
+                steps.append((run.data.name, run.recipe.label, *peers(run, folder)))
     print("\n| data | model | torch, us a step | onnxruntime, us a step |\n|---|---|---|---|")
     for data, label, of_torch, of_onnx in steps:
         print(f"| {data} | {label} | {of_torch:.0f} | {of_onnx:.1f} |")

@@ -9,6 +9,7 @@ import typer
 
 from fixpoint.cli.errors import one_message
 from fixpoint.cli.options import (
+    RECORDING,
     Cluster,
     Formats,
     Jobs,
@@ -40,11 +41,9 @@ OWNERS = {
 @app.command()
 @recipe_options(
     *("hidden", "epochs", "batch_size", "lr", "device"),
-    *("window", "step", "label", "subject", "time", "channels", "fill"),
+    *RECORDING,
     defaults=True,
-    shown={"lr": "per cell"}
-    | dict.fromkeys(("window", "step", "label", "subject", "time"), "")
-    | dict.fromkeys(("channels", "fill"), ""),
+    shown={"lr": "per cell"} | dict.fromkeys(RECORDING, ""),
 )
 def compare(
     *,

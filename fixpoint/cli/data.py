@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,10 +23,12 @@ from rich.text import Text
 from fixpoint._messages import printable, unknown_name
 from fixpoint.cli.errors import one_message
 from fixpoint.cli.groups import NamedCommands
+from fixpoint.cli.options import RECORDING, listed, recipe_options
 from fixpoint.data.archives.download import Archive
 from fixpoint.data.dataset import Dataset
 from fixpoint.data.registry import DATASETS, SOURCES, check_name, load_dataset
 from fixpoint.data.storage import folder
+from fixpoint.training.recipe.schema import Recipe
 
 _STOPPED = "stopped: the same command resumes an unfinished download"
 data_app = typer.Typer(
@@ -96,15 +99,19 @@ def fetch(
 
 
 @data_app.command()
+@recipe_options(*RECORDING)
 def info(
+    *,
     name: Annotated[
         str, typer.Argument(help="A data set of 'fixpoint data list', or a file or folder.")
     ],
+    flags: dict[str, Any],
 ) -> None:
     """Show shapes, classes, counts, license and citation of a data set."""
     with one_message(_STOPPED):
         check_name(name)
-        data = load_dataset(name)
+        windows = Recipe().changed(**listed(flags)).windows
+        data = load_dataset(name, **asdict(windows))
         table = Table(show_header=False)
         for key, value in {**_facts(data), **_origin(name)}.items():
             table.add_row(key, Text(printable(value)))

@@ -19,6 +19,9 @@ from fixpoint.training.commands.progress import json_progress
 from fixpoint.training.recipe.schema import DEFAULTS, SECTION_OF, SECTIONS, Recipe, find_key
 from fixpoint.training.recipe.toml import parse_setting
 
+RECORDING = tuple(name for name, section in SECTION_OF.items() if section == "windows")
+"""The keys of a recipe that say how recordings are cut into windows."""
+
 
 def make_console(*, stderr: bool = False) -> Console:
     """Return standard output or standard error; 120 columns where it is not a terminal."""
@@ -142,8 +145,12 @@ def override(
         base = base.changed(plugins=[*base.model.plugins, *map(plugin_place, plugins)])
     check_once(settings or [], flags)
     base = base.changed(**dict(parse_setting(text) for text in settings or []))
-    listed = {name: split(value) for name, value in flags.items() if name == "channels"}
-    return base.changed(**flags | listed)
+    return base.changed(**listed(flags))
+
+
+def listed(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of options, with channels as a list."""
+    return {name: split(v) if name == "channels" else v for name, v in flags.items()}
 
 
 def check_once(settings: list[str], flags: Collection[str]) -> None:

@@ -8,7 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from fixpoint.cli.errors import one_message
-from fixpoint.cli.options import Plugins, Settings, make_run_console, override, recipe_options
+from fixpoint.cli.options import (
+    RECORDING,
+    Plugins,
+    Settings,
+    make_run_console,
+    override,
+    recipe_options,
+)
 from fixpoint.training.commands.single_run import train_and_show
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.recipe.toml import load_recipe
@@ -20,7 +27,7 @@ app = typer.Typer(add_completion=False)
 @recipe_options(
     *("dataset", "model", "hidden", "cell", "solver", "max_iter", "backward", "epochs"),
     *("batch_size", "lr", "optimizer", "schedule", "seed", "device", "devices", "precision"),
-    *("window", "step", "label", "subject", "time", "channels", "fill"),
+    *RECORDING,
 )
 def train(
     *,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from fixpoint.data.text_file import decode
 
 SEPARATORS = ("\t", ";", "|", ",", None)
 """In order of precedence; None is white space."""
@@ -46,7 +47,7 @@ def parse_csv(data: bytes, name: str) -> CsvTable:
     that begin with #.
 
     Args:
-        data: the file; UTF-8, or UTF-16 or UTF-32 with a byte order mark.
+        data: the file, see `decode`.
         name: name of the file in messages.
 
     Raises:
@@ -103,7 +104,10 @@ def parse_columns(data: bytes, name: str, names: Sequence[str] = ()) -> dict[str
     if len(rows) < 2:
         what = "has one line alone" if rows else "is empty"
         raise ValueError(f"{name} {what}: a header and a line for each sample are needed")
-    if any(map(_is_number, header)) or len(set(header)) < len(header):
+    twice = next((key for key in header if header.count(key) > 1), None)
+    if twice is not None and not any(map(_is_number, header)):
+        raise ValueError(f"{name} has two columns with the name {twice!r}: rename one of them")
+    if any(map(_is_number, header)):
         raise ValueError(
             f"{name} has no header: line 1 must name each column, as time,ax,ay,az,activity"
             + (f", or each line hold {len(names)} numbers, {', '.join(names)}" if names else "")
@@ -116,23 +120,9 @@ def parse_columns(data: bytes, name: str, names: Sequence[str] = ()) -> dict[str
 
 def _lines(data: bytes, name: str) -> dict[int, str]:
     """Return the lines that are neither blank nor comments, by their numbers from 1."""
-    text = data.decode(_encoding(data), "replace").lstrip("\ufeff")
-    if "\0" in text:
-        raise ValueError(
-            f"{name} is not a text of numbers, it holds NUL characters: save it as UTF-8, or "
-            "arrays by numpy.savez as NAME.npz"
-        )
-    lines = re.split(r"\r\n|\r|\n", text)
+    lines = re.split(r"\r\n|\r|\n", decode(data, name))
     kept = {n: line for n, line in enumerate(lines, 1) if line.strip(" \t;,|")}
     return {n: line for n, line in kept.items() if not line.lstrip().startswith(_COMMENT)}
-
-
-def _encoding(data: bytes) -> str:
-    # The mark of UTF-32 begins with that of UTF-16.
-    if data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        return "utf-32"
-    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return "utf-16" if wide else "utf-8"
 
 
 def _separator(lines: dict[int, str]) -> str | None:

@@ -20,13 +20,8 @@ from fixpoint.data.dataset import Dataset
 from fixpoint.data.missing import fill_missing
 from fixpoint.data.npz_file import ENDS, check_arrays, read_user_npz
 from fixpoint.data.precision import to_float32
-from fixpoint.data.recordings import (
-    Cutting,
-    Recording,
-    dataset_arrays,
-    read_recording,
-    read_recordings,
-)
+from fixpoint.data.recording_parts import dataset_arrays
+from fixpoint.data.recordings import Cutting, Recording, read_recording, read_recordings
 from fixpoint.data.splits import held_out, take
 from fixpoint.data.storage import expand
 

@@ -77,6 +77,20 @@ def test_info_of_your_own_file(tmp_path):
     assert "5 steps x 2 channels, float32, stored as uint8" in text
 
 
+def test_info_of_a_recording(tmp_path):
+    lines = [f"{p},{i},{-i},{'sit' if i < 50 else 'walk'}" for p in "ab" for i in range(100)]
+    (tmp_path / "long.csv").write_text("\n".join(["person,u,v,activity", *lines]))
+    options = ("--window", "10", "--label", "activity", "--subject", "person")
+    shown = run("data", "info", str(tmp_path / "long.csv"), *options, "--channels", "v,u").stdout
+    text = " ".join(shown.split())
+    assert "18 train, 18 test" in text
+    assert "10 steps x 2 channels" in text
+    assert "2: sit, walk" in text
+    wrong = run("data", "info", str(tmp_path / "long.csv"), *options[:2], "--label", "activty")
+    assert wrong.exit_code == 2
+    assert "unknown column for --label 'activty': expected one of person, u, v" in wrong.stderr
+
+
 def test_info_names_the_checksums(folder, full_path, monkeypatch):
     monkeypatch.undo()  # the folder with the full data
     full_path("ptb.npz")

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 from fixpoint.cli.app import app
 from fixpoint.training import Recipe
 from fixpoint.training.commands.single_run import train_recipe
-from fixpoint.training.engine.model_factory import resolved
 
 # Two updates do not reach the tolerance of "anderson".
 pytestmark = pytest.mark.filterwarnings("ignore::fixpoint.ConvergenceWarning")
@@ -33,7 +32,7 @@ def trained(tmp_path_factory):
     }
     for recipe in recipes.values():
         train_recipe(recipe, out, lambda epoch: None)
-    return {name: out / resolved(recipe).key for name, recipe in recipes.items()}
+    return {name: out / recipe.key for name, recipe in recipes.items()}
 
 
 @pytest.mark.parametrize("bits", [32, 16, 8])

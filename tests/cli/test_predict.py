@@ -154,6 +154,17 @@ def test_windows_with_missing_values_have_no_class(trained, tmp_path):
     rows = read_json(run("predict", trained, "-", "--format", "json", text="\n".join(lines)))
     without = [row["start"] for row in rows if row["class"] is None]
     assert without == [10, 20]  # sample 25 is in those from 10 to 29 and 20 to 39
+    shown = run("predict", trained, "-", text="\n".join(lines)).stdout
+    assert "Note: 2 windows hold missing values and have no class." in shown
+    known = [row for row in rows if row.get("truth") and row["class"]]
+    assert f"of the {len(known)} windows whose class is known" in shown
+
+
+def test_classes_that_the_model_does_not_have(trained):
+    text = (trained.parents[1] / "new.csv").read_text().replace("walk", "run")
+    shown = " ".join(run("predict", trained, "-", text=text).stdout.split())
+    assert "Note: the model has no class run: windows of such a class are not in the acc" in shown
+    assert "% of the 58 windows whose class is known" in shown
 
 
 def test_gaps_are_told_below_the_table(trained):

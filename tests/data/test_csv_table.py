@@ -1,11 +1,12 @@
 """CSV files of all kinds of programs: separators, decimal commas, byte order marks, headers."""
 
 import codecs
+import gzip
 
 import numpy as np
 import pytest
 
-from fixpoint.data.csv_table import parse_csv
+from fixpoint.data.csv_table import parse_columns, parse_csv
 
 HALVES = [[1.5, 2.0], [3.0, 4.25]]
 
@@ -111,3 +112,23 @@ def test_values_are_those_of_numpy():
     values = np.random.default_rng(0).normal(size=(40, 5)) * 10.0 ** np.arange(-6, 4, 2)
     text = "\n".join(",".join(map(repr, row)) for row in values.tolist())
     np.testing.assert_array_equal(parse_csv(text.encode(), "a.csv").values, values)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_names_in_any_encoding(encoding):
+    data = "ax;activity\n0,5;hüpft\n1;ruht\n".encode(encoding)
+    assert parse_columns(data, "a.csv") == {"ax": ["0.5", "1"], "activity": ["hüpft", "ruht"]}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (gzip.compress(b"a,b\n1,2\n"), "a.csv is compressed by gzip: unpack it"),
+        (b"PK\x03\x04rest", "a.csv is a workbook or a zip archive: save the table as CSV"),
+        (b"PAR1rest", "a.csv is a Parquet file: save the table as CSV, or pass a data frame"),
+        (b"a,a\n1,2\n", "a.csv has two columns with the name 'a': rename one of them"),
+    ],
+)
+def test_files_of_another_kind_are_named(data, message):
+    with pytest.raises(ValueError, match=message):
+        parse_columns(data, "a.csv")

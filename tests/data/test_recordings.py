@@ -150,6 +150,7 @@ def test_a_folder_of_classes_with_long_files(tmp_path):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
+        ({}, {"label": "person"}, "--label, --subject and --time must name different columns"),
         ({}, {"label": "activty"}, "unknown column for --label 'activty'.*did you mean 'activity'"),
         (
             {},
@@ -165,6 +166,29 @@ def test_a_folder_of_classes_with_long_files(tmp_path):
 def test_what_is_wrong_is_told_in_one_line(change, options, message):
     with pytest.raises(ValueError, match=message):
         load(two_people() | change, **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"activity": np.array([""] * 200)}, "the column of --label is empty"),
+        (
+            {"activity": np.array((["walk"] * 6 + [""]) * 28 + ["sit"] * 4)},
+            "has 10 samples, the longest has 6; samples without a label: 28: take a shorter",
+        ),
+        ({"activity": np.array(["walk"] * 200)}, "at least two classes .* all windows are 'walk'"),
+        ({"person": np.array(["ann"] * 200)}, "of the person 'ann': leave --subject out, so that"),
+    ],
+)
+def test_classes_and_persons_that_do_not_do(changed, message):
+    with pytest.raises(ValueError, match=message):
+        load(two_people() | changed, **OPTIONS)
+
+
+def test_a_folder_of_one_person_tests_by_time(tmp_path):
+    write_csv(tmp_path / "ann.csv", recording(TWO * 2))
+    data = load(tmp_path, window=10, step=5, label="activity")
+    assert any("the last fifth in time" in note for note in data.notes)
 
 
 def test_what_is_not_a_table_is_refused():

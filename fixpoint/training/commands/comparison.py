@@ -152,9 +152,9 @@ def _list(console: Console, runs: list[Recipe], out: Path) -> None:
 
 
 def _rename_folders(runs: list[Recipe], out: Path) -> None:
-    """Give folders of earlier versions, named before defaults were filled in, today's name."""
+    """Give folders of earlier versions, today's name."""
     for run in runs:
-        old, new = out / run.key, out / resolved(run).key
+        old, new = out / run.former_key, out / run.key
         if old != new and old.is_dir() and not new.exists():
             old.rename(new)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from rich.console import Console
 
 from fixpoint._messages import unknown_name
@@ -20,7 +19,9 @@ from fixpoint.data.csv_folder import tables_in
 from fixpoint.data.csv_table import parse_columns, parse_csv
 from fixpoint.data.missing import fill_missing
 from fixpoint.data.npz_file import read_user_npz
-from fixpoint.data.recordings import cut_recordings, read_recording
+from fixpoint.data.recording_windows import cut_recordings
+from fixpoint.data.recordings import read_recording
+from fixpoint.data.text_file import decode
 from fixpoint.training.commands.console import say
 from fixpoint.training.loading import Trained, load_trained
 from fixpoint.training.prediction import Predictions
@@ -85,7 +86,7 @@ def predict_files(
         _write_csv(rows, run.form.classes)
     else:
         console.print(_table(rows, run))
-        for text in filter(None, (_accuracy(rows), *_notes(read))):
+        for text in (*_accuracy(rows, run.form.classes), *_notes(read)):
             say(console, text)
     return rows
 
@@ -143,7 +144,7 @@ def _read_npz(run: Trained, path: Path) -> Windows:
 def _read_table(run: Trained, data: bytes, name: str) -> Windows:
     """Return the windows of a recording, or of a table of numbers alone, one after the other."""
     form, windows = run.form, run.recipe.windows
-    if windows.window is None and not (form.channels and _has_header(data, form.channels)):
+    if windows.window is None and not (form.channels and _has_header(data, name, form.channels)):
         return _cut_numbers(run, parse_csv(data, name).values, name)
     columns = parse_columns(data, name, form.channels)
     cutting = Cutting(**asdict(windows))
@@ -164,8 +165,8 @@ def _read_table(run: Trained, data: bytes, name: str) -> Windows:
     return Windows(name, cut.x, cut.starts.tolist(), cut.labels.tolist(), None, cut.notes)
 
 
-def _has_header(data: bytes, channels: Sequence[str]) -> bool:
-    first = data[:65536].decode("utf-8", "replace").splitlines()[:1]
+def _has_header(data: bytes, name: str, channels: Sequence[str]) -> bool:
+    first = decode(data, name).splitlines()[:1]
     return bool(first) and all(channel in first[0] for channel in channels)
 
 
@@ -227,9 +228,18 @@ def _notes(read: list[Windows]) -> list[str]:
     ]
 
 
-def _accuracy(rows: list[Row]) -> str:
-    known = [row for row in rows if row.truth]
-    if not known:
-        return ""
-    right = torch.tensor([row.truth == row.name for row in known]).double().mean().item()
-    return f"Accuracy {100 * right:.2f} % of the {len(known)} windows whose class is known."
+def _accuracy(rows: list[Row], classes: tuple[str, ...]) -> Iterator[str]:
+    """Yield the accuracy over the windows of known class, and what it leaves out."""
+    other = sorted({row.truth for row in rows} - {"", *classes})
+    if other:
+        yield (
+            f"Note: the model has no class {', '.join(other)}: windows of such a class are not in "
+            f"the accuracy; its classes are {', '.join(classes)}."
+        )
+    missing = sum(not row.name for row in rows)
+    if missing:
+        yield f"Note: {missing} windows hold missing values and have no class."
+    known = [row for row in rows if row.truth in classes and row.name]
+    if known:
+        right = sum(row.truth == row.name for row in known) / len(known)
+        yield f"Accuracy {100 * right:.2f} % of the {len(known)} windows whose class is known."

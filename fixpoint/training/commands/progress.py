@@ -25,7 +25,7 @@ from rich.table import Column
 
 from fixpoint._messages import printable
 from fixpoint.training.commands.console import say
-from fixpoint.training.engine.fit import Epoch
+from fixpoint.training.engine.fit import Epoch, PastEpoch
 from fixpoint.training.recipe.names import SOLVERS, short_name
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.results.aggregate import mean_and_sd
@@ -73,6 +73,7 @@ class RunProgress:
     def begin(self, run: Recipe, where: str) -> None:
         """Show that the run starts there, or starts again; its epochs so far are counted again."""
         again, self.done[run] = self.done[run], 0
+        self.left.begin(run)
         if self.bars:
             self.bars.update(self.tasks[run], completed=0, note=_first_note(run) or where)
         elif again:
@@ -111,8 +112,7 @@ class RunProgress:
 class TimeLeft:
     """Time left, from the epochs of this process without the first of each run.
 
-    The first epoch of a run may compile. Epochs of an earlier process come at once: an epoch that
-    took less time to come than to train is one of them.
+    That one may compile.
 
     Args:
         total: epochs of each run.
@@ -124,11 +124,19 @@ class TimeLeft:
         self.last: dict[Recipe, float] = {}
         self.gaps: dict[Recipe, list[float]] = {run: [] for run in total}
 
+    def begin(self, run: Recipe) -> None:
+        """Count the epochs of this run again from 0: its next process reports them all."""
+        self.seen[run] = 0
+        self.last.pop(run, None)
+
     def after(self, run: Recipe, epoch: Epoch) -> str:
         """Return the time left after one more epoch, "" where it is not known."""
         now = time.monotonic()
         self.seen[run] += 1
-        if run in self.last and now - self.last[run] >= 0.9 * epoch.seconds:
+        if isinstance(epoch, PastEpoch):
+            self.last.pop(run, None)
+            return ""
+        if run in self.last:
             self.gaps[run].append(now - self.last[run])
         self.last[run] = now
         known = [gap for gaps in self.gaps.values() for gap in gaps]

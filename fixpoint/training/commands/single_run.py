@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from math import nan
 from pathlib import Path
 
 import torch.distributed
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from fixpoint.training.commands.console import say
 from fixpoint.training.commands.progress import make_progress
-from fixpoint.training.engine.fit import Epoch
+from fixpoint.training.engine.fit import Epoch, PastEpoch
 from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.engine.run_data import prepare, save_origin
 from fixpoint.training.experiment import build_model, make_fabric, run_experiment, tuned
@@ -117,8 +118,7 @@ def train_recipe(
 
     Args:
         recipe: what to run; unfinished checkpoints of it in `out` are continued.
-        out: its checkpoints are in `out/KEY`, with the key of the resolved recipe; None keeps
-            nothing.
+        out: its checkpoints are in `out/KEY`; None keeps nothing.
         report: called after each epoch, those of the choice included.
         patience: seconds to wait for another process that trains this recipe.
 
@@ -152,7 +152,10 @@ def _train_recipe(
         if folder and fabric.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
             ready.form.save(folder)
-        return run_experiment(recipe, ready.data, note, folder=folder, fabric=fabric)
+        record = run_experiment(recipe, ready.data, note, folder=folder, fabric=fabric)
+        if logs:
+            logs.finish()
+        return record
 
     def trial(choice: Recipe) -> Record:
         # Each trial is a recipe of its own, finished or not on its own.
@@ -160,7 +163,11 @@ def _train_recipe(
         if folder and fabric.is_global_zero:
             records = Records(folder / "tuning")
         done = fabric.broadcast(records.by_key.get(choice.key) if records else None)
-        if done is None:
+        if done is not None:
+            for epoch in (PastEpoch(**values) for values in done["epochs"]):
+                lost = epoch.train_loss is None  # as JSON has NaN
+                report(epoch._replace(train_loss=nan) if lost else epoch)
+        else:
             done = run(choice, folder / "tuning" / choice.key if folder else None)
             if records:
                 records.append(done)

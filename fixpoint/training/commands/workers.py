@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from fixpoint.training.commands.single_run import LOCK, train_recipe
 from fixpoint.training.engine.checkpoint import write_bytes
-from fixpoint.training.engine.fit import Epoch
-from fixpoint.training.engine.model_factory import resolved
+from fixpoint.training.engine.fit import Epoch, PastEpoch
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.results.store import Record
 
@@ -83,7 +82,17 @@ def _unread(folder: Path, read: dict[str, int]) -> Iterator[tuple[str, Started |
                 if line.endswith(b"\n"):  # else it is being written
                     read[path.name] = read.get(path.name, 0) + len(line)
                     event = json.loads(line)
-                    yield path.name, Epoch(**event) if "number" in event else Started(**event)
+                    yield path.name, _event(event)
+
+
+def _event(values: dict[str, Any]) -> Started | Epoch:
+    if "number" not in values:
+        return Started(**values)
+    return (PastEpoch if values.pop("past") else Epoch)(**values)
+
+
+def _line(epoch: Epoch) -> str:
+    return json.dumps({"past": isinstance(epoch, PastEpoch), **epoch._asdict()})
 
 
 def _outcome(future: Future[tuple[Record, Files]], folder: Path) -> Outcome:
@@ -142,10 +151,8 @@ def train_run(
         shared = events.exists()
         out = events.parent if shared else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         say(json.dumps({"where": f"{host}, process {os.getpid()}"}))
-        record = train_recipe(
-            recipe, out, lambda epoch: say(json.dumps(epoch._asdict())), patience=patience
-        )
-        folder = out / resolved(recipe).key
+        record = train_recipe(recipe, out, lambda epoch: say(_line(epoch)), patience=patience)
+        folder = out / recipe.key
         paths = [] if shared else [p for p in folder.rglob("*") if p.is_file() and p.name != LOCK]
         return record, {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 

@@ -47,6 +47,12 @@ class Epoch(NamedTuple):
     peak_memory_mib: float | None = None
 
 
+class PastEpoch(Epoch):
+    """Epoch that an earlier process trained."""
+
+    __slots__ = ()
+
+
 def fit(
     fabric: Fabric,
     model: nn.Module,
@@ -59,8 +65,9 @@ def fit(
     """Train and yield after each epoch.
 
     Order and rotations of the batches depend on `training.seed` alone. With a checkpoint that holds
-    epochs, these are yielded first and training continues after them, bit for bit as if it had not
-    stopped. Training ends at the first loss that is not finite: the last epoch then has no score.
+    epochs, these are yielded first, as `PastEpoch`, and training continues after them, bit for bit
+    as if it had not stopped. Training ends at the first loss that is not finite: the last epoch
+    then has no score.
 
     Args:
         checkpoint: where to save after each epoch with a finite loss, before it is yielded.
@@ -74,7 +81,9 @@ def fit(
     schedule = Schedule(optimizer, training)
     order = torch.Generator().manual_seed(training.seed)
     state = {"optimizer": optimizer, "schedule": schedule.scheduler, "order": order}
-    history = [Epoch(**e) for e in checkpoint.load(fabric, model, state)] if checkpoint else []
+    history: list[Epoch] = (
+        [PastEpoch(**e) for e in checkpoint.load(fabric, model, state)] if checkpoint else []
+    )
     yield from history
     while len(history) < training.epochs and not _stopped(history, task, training):
         start, lr = time.perf_counter(), optimizer.param_groups[0]["lr"]

@@ -31,6 +31,7 @@ from fixpoint.models import (
     identity_transition_,
 )
 from fixpoint.solvers import SOLVERS
+from fixpoint.training.recipe.defaults import fill_defaults
 from fixpoint.training.recipe.plugins import load_plugin, named
 from fixpoint.training.recipe.schema import Model, Recipe
 
@@ -126,11 +127,7 @@ def _find_layer(name: str) -> Layer:
 
 
 def resolve(options: Model) -> Model:
-    """Replace None by the defaults of an ERNN, after its plugins are loaded.
-
-    inexact-newton takes one step on the Jordan cell, a solver with a tolerance at most 30 on the
-    self-feedback cell. That, the linear and the manifold cell have ||U||_2 = 0.8, by which an
-    equilibrium exists.
+    """Replace None by the defaults of an ERNN, after its plugins are loaded and names are checked.
 
     Raises:
         ValueError: a name is unknown, or an option belongs to another model.
@@ -144,31 +141,20 @@ def resolve(options: Model) -> Model:
             raise ValueError(f"{options.model} has no {name}{own}; leave model.{name} out")
     if options.model != "ernn":
         return options
-    solver = options.solver or "inexact-newton"
-    learned = solver == "inexact-newton"
-    cell = options.cell or ("jordan" if learned else "self-feedback")
-    named("solver", solver, SOLVERS)
-    named("cell", cell, CELLS)
-    backward = options.backward or "unrolled"
-    if backward not in BACKWARDS:
-        raise ValueError(unknown_name("backward", backward, BACKWARDS))
+    filled: Model = fill_defaults(options)
+    named("solver", str(filled.solver), SOLVERS)
+    named("cell", str(filled.cell), CELLS)
+    if filled.backward not in BACKWARDS:
+        raise ValueError(unknown_name("backward", str(filled.backward), BACKWARDS))
+    learned = filled.solver == "inexact-newton"
     without = "rtol" if learned else "eta"
-    if getattr(options, without) is not None:
-        raise ValueError(f"the solver {solver} has no {without}; leave model.{without} out")
-    bounded = cell in ("self-feedback", "linear", "manifold")
-    return replace(
-        options,
-        solver=solver,
-        cell=cell,
-        max_iter=options.max_iter or (1 if learned else 30),
-        backward=options.backward or ("unrolled" if learned else "implicit"),
-        rtol=1e-3 if options.rtol is None and not learned else options.rtol,
-        bound=0.8 if options.bound is None and bounded else options.bound,
-    )
+    if getattr(filled, without) is not None:
+        raise ValueError(f"the solver {filled.solver} has no {without}; leave model.{without} out")
+    return filled
 
 
 def resolved(recipe: Recipe) -> Recipe:
-    """Return the recipe with the defaults of its model filled in, whose key names a run."""
+    """Return the recipe with the defaults of its model filled in and its names checked."""
     return replace(recipe, model=resolve(recipe.model))
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from fixpoint._messages import unknown_name
 from fixpoint.data import fingerprint
 from fixpoint.training.recipe.coerce import check_value, coerce
+from fixpoint.training.recipe.defaults import fill_defaults
 from fixpoint.training.recipe.names import run_label
 from fixpoint.training.recipe.plugins import plugin_content
 
@@ -208,8 +209,13 @@ class Recipe:
         """Name of the recipe: equal recipes (and equal files of a user's own) have equal keys.
 
         Computed from the values that differ from the defaults, so that a new option does not change
-        old keys.
+        old keys, with those of an ERNN filled in, so that a default that is given changes none.
         """
+        return replace(self, model=fill_defaults(self.model)).former_key
+
+    @property
+    def former_key(self) -> str:
+        """Key of this recipe in versions that did not fill in the defaults of an ERNN."""
         text = json.dumps(self.differing, sort_keys=True) + fingerprint(self.data.dataset)
         text += plugin_content(self.model.plugins)
         return hashlib.sha256(text.encode()).hexdigest()[:12]

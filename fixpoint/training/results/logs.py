@@ -46,6 +46,11 @@ class Logs:
         for call in self.calls:
             call(epoch)
 
+    def finish(self) -> None:
+        """Tell loggers that have a `finish` that the run has ended well."""
+        for call in self.calls:
+            getattr(call, "finish", lambda: None)()
+
     @staticmethod
     def write_text(path: Path, text: str) -> None:
         """Write a file whole or not at all, with its folder.
@@ -103,41 +108,52 @@ def _tensorboard(folder: Path) -> Callable[[Epoch], None]:
     return log
 
 
-def _of_lightning(package: str, kind: str, /, **options: Any) -> Callable[[Path], Any]:
+def _of_lightning(
+    package: str, kind: str, options: Callable[[Path], dict[str, Any]]
+) -> Callable[[Path], Any]:
     """Return a logger of Lightning, which Fabric takes too, under the name of the run's folder."""
 
     def make(folder: Path) -> Callable[[Epoch], None]:
         try:
             loggers = import_module("pytorch_lightning.loggers")
-
-            of_run = {key: value.format(folder=folder) for key, value in options.items()}
-            logger: Any = getattr(loggers, kind)(**of_run)
+            logger: Any = getattr(loggers, kind)(**options(folder))
             logger.experiment  # noqa: B018  imports the package and starts the run
         except ImportError:
             packages = f"{package} and pytorch-lightning"
             raise missing_extra(f"--logger {package}", packages, package) from None
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"--logger {package} cannot start: {reason}") from error
 
         def log(epoch: Epoch) -> None:
             numbers = {k: v for k, v in epoch._asdict().items() if v is not None and k != "number"}
             logger.log_metrics(numbers, step=epoch.number)
             logger.save()
 
+        log.finish = lambda: logger.finalize("success")  # type: ignore[attr-defined]
         return log
 
     return make
 
 
+def _of_mlflow(folder: Path) -> dict[str, Any]:
+    # Lightning's own default is a folder ./mlruns, which MLflow 3 refuses.
+    place = import_module("mlflow").get_tracking_uri()
+    return {"experiment_name": "fixpoint", "run_name": folder.name, "tracking_uri": place}
+
+
+def _of_wandb(folder: Path) -> dict[str, Any]:
+    return {"project": "fixpoint", "name": folder.name, "save_dir": str(folder)}
+
+
 LOGGERS: dict[str, Callable[[Path], Callable[[Epoch], None]]] = {
     "tensorboard": _tensorboard,
-    "mlflow": _of_lightning(
-        "mlflow", "MLFlowLogger", experiment_name="fixpoint", run_name="{folder.name}"
-    ),
-    "wandb": _of_lightning(
-        "wandb", "WandbLogger", project="fixpoint", name="{folder.name}", save_dir="{folder}"
-    ),
+    "mlflow": _of_lightning("mlflow", "MLFlowLogger", _of_mlflow),
+    "wandb": _of_lightning("wandb", "WandbLogger", _of_wandb),
 }
 """Loggers by the name that --logger takes; a plugin may add others.
 
 Each is called with the folder of a run and returns what is called with each `Epoch`, those from
-before a stop included: `LOGGERS["mine"] = lambda folder: lambda epoch: print(epoch.number)`.
+before a stop included: `LOGGERS["mine"] = lambda folder: lambda epoch: print(epoch.number)`; its
+attribute `finish`, if it has one, is called at the end.
 """

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fixpoint.training.engine.checkpoint import replace_file
-from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.recipe.names import run_label
 from fixpoint.training.recipe.schema import Recipe
 
@@ -35,10 +34,8 @@ class Records:
         self.by_key = {record["key"]: record for record in self._read()}
 
     def find(self, recipe: Recipe) -> Record | None:
-        """Return the record of a recipe; earlier versions named it before its defaults were filled
-        in.
-        """
-        return self.by_key.get(resolved(recipe).key) or self.by_key.get(recipe.key)
+        """Return the record of a recipe, or its record of an earlier version."""
+        return self.by_key.get(recipe.key) or self.by_key.get(recipe.former_key)
 
     def forget(self, key: str) -> None:
         """Take the records of a key out of the file."""

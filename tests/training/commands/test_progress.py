@@ -15,7 +15,7 @@ from fixpoint.training.commands.progress import (
     make_progress,
     short_names,
 )
-from fixpoint.training.engine.fit import Epoch
+from fixpoint.training.engine.fit import Epoch, PastEpoch
 from fixpoint.training.engine.model_factory import LAYERS, _layer, resolve, resolved
 from fixpoint.training.recipe.schema import Recipe
 
@@ -89,18 +89,32 @@ def clock(monkeypatch):
     return now
 
 
-def test_the_time_left_leaves_out_compiling_and_epochs_of_before(clock):
+@pytest.mark.parametrize("past", [0, 1, 5])
+def test_the_time_left_leaves_out_compiling_and_epochs_of_before(past, clock):
     run = Recipe().changed(epochs=60)
     left = TimeLeft({run: 60})
-    for number in range(1, 6):  # of an earlier process: all at once
-        assert left.after(run, epoch(number, 30.0)) == ""
-    clock[0] += 24.0  # compiling: longer than it says that it trained
-    first = left.after(run, epoch(6, 30.0))
-    assert first == ""
-    for number in (7, 8):
+    for number in range(1, past + 1):  # all at once
+        clock[0] += 0.001
+        assert left.after(run, PastEpoch(*epoch(number, 0.0001))) == ""
+    clock[0] += 44.0
+    assert left.after(run, epoch(past + 1, 40.0)) == ""  # compiles
+    for number in (past + 2, past + 3):
         clock[0] += 2.0
         text = left.after(run, epoch(number, 1.9))
-    assert text == "about 2 min left"  # 52 epochs of 2 s
+    assert text == f"about {2 * (57 - past) / 60:.0f} min left"
+
+
+def test_the_time_left_of_a_run_whose_worker_was_lost(clock):
+    run = Recipe().changed(epochs=60)
+    left = TimeLeft({run: 60})
+    for number in range(1, 41):
+        left.after(run, epoch(number, 1.0))
+        clock[0] += 1.0
+    left.begin(run)
+    for number in range(1, 41):
+        left.after(run, PastEpoch(*epoch(number, 1.0)))
+    clock[0] += 30.0
+    assert left.after(run, epoch(41, 29.0)) == "about 19 s left"
 
 
 def test_names_in_lines_are_short():

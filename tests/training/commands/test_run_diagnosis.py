@@ -18,7 +18,6 @@ from fixpoint.analysis import evenly_spaced
 from fixpoint.cli.app import app
 from fixpoint.training import Recipe, load_trained, prepare
 from fixpoint.training.commands.single_run import train_recipe
-from fixpoint.training.engine.model_factory import resolved
 from fixpoint.training.evaluation_subset import subset
 
 SMALL = {"hidden": 6, "epochs": 2, "dataset": "har2-sample"}
@@ -28,7 +27,7 @@ def trained_in(folder, **changes):
     """Train a small recipe below the folder, and give that of the run."""
     recipe = Recipe().changed(**SMALL | changes)
     train_recipe(recipe, folder, lambda epoch: None)
-    return folder / resolved(recipe).key
+    return folder / recipe.key
 
 
 @pytest.fixture(scope="module")
@@ -146,15 +145,13 @@ def test_every_way_to_name_a_checkpoint(ernn, name):
 def test_a_model_whose_period_was_chosen_was_trained_on_all(tmp_path):
     recipe = Recipe().changed(hidden=4, epochs=1, validation=0.2, halve_choices=[1, 2])
     train_recipe(recipe, tmp_path, lambda epoch: None)
-    trained = load_trained(tmp_path / resolved(recipe).key)
+    trained = load_trained(tmp_path / recipe.key)
     assert trained.data.x_valid is None
     assert torch.equal(trained.data.x_test, prepare(Recipe()).data.x_test)
-    (trial, _) = (
-        path for path in (tmp_path / resolved(recipe).key / "tuning").iterdir() if path.is_dir()
-    )
+    (trial, _) = (path for path in (tmp_path / recipe.key / "tuning").iterdir() if path.is_dir())
     for path in (trial, trial / "epoch-0001"):
         assert_one_line(invoke(path), "is not a training run, it has no recipe.toml")
-    result = invoke(tmp_path / resolved(recipe).key, "--part", "valid")
+    result = invoke(tmp_path / recipe.key, "--part", "valid")
     assert_one_line(result, "har2-sample, as this model was .* has the parts train, test; got 'va")
 
 

@@ -19,7 +19,7 @@ from fixpoint.cli.app import app
 from fixpoint.data import load_dataset, validation_split
 from fixpoint.training import Recipe, build_model, fit, make_task, prepare
 from fixpoint.training.commands.single_run import train_recipe
-from fixpoint.training.engine.model_factory import resolved
+from fixpoint.training.engine.fit import PastEpoch
 from fixpoint.training.experiment import make_fabric, run_experiment, tuned
 
 
@@ -206,16 +206,17 @@ def test_trials_are_kept(tmp_path):
     seen = []
     record = train_recipe(recipe, tmp_path, seen.append)
     assert [epoch.number for epoch in seen] == [1, 2] * 3
-    assert record["key"] == resolved(recipe).key
+    assert record["key"] == recipe.key
     assert record["run"]["halve_every"] in (1, 2)
     assert record["run"]["validation"] == 0
     assert record["accuracy_chosen"] is None
     assert len(record["tuning"]) == 2
-    lines = (tmp_path / resolved(recipe).key / "tuning" / "runs.jsonl").read_text().splitlines()
+    lines = (tmp_path / recipe.key / "tuning" / "runs.jsonl").read_text().splitlines()
     assert len(lines) == 2
     again = []
     train_recipe(recipe, tmp_path, again.append)
-    assert [epoch.number for epoch in again] == [1, 2]  # what was done, from its checkpoint
+    assert [epoch.number for epoch in again] == [1, 2] * 3  # from records and checkpoint
+    assert all(isinstance(epoch, PastEpoch) for epoch in again)
 
 
 def invoke(*arguments):
@@ -362,7 +363,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path):
 def test_fresh_removes_nothing_that_another_process_writes(tmp_path):
     """--fresh is refused before it removes what another process writes."""
     recipe = Recipe().changed(model="rnn", hidden=4, epochs=2)
-    folder = tmp_path / resolved(recipe).key
+    folder = tmp_path / recipe.key
 
     def second(epoch):
         before = sorted(path.name for path in folder.rglob("*"))

@@ -14,7 +14,7 @@ from fixpoint.training.commands.comparison import _longest_first
 from fixpoint.training.commands.local_processes import LocalProcesses
 from fixpoint.training.commands.single_run import train_recipe
 from fixpoint.training.commands.workers import Started, run_all, train_run
-from fixpoint.training.engine.model_factory import resolved
+from fixpoint.training.engine.fit import PastEpoch
 
 
 def run(**changes):
@@ -46,7 +46,7 @@ def test_a_run_that_fails_or_is_killed_costs_no_other(tmp_path, capfd):
     for one in good:
         _, *epochs, record = events[one]
         assert [epoch.number for epoch in epochs] == [1, 2]
-        assert record["key"] == resolved(one).key
+        assert record["key"] == one.key
     places = [events[one][0] for one in events]
     assert all(isinstance(place, Started) for place in places)
     assert len(set(places)) == 3
@@ -96,7 +96,10 @@ def test_any_executor_runs_a_grid(tmp_path):
     with ThreadPoolExecutor(1) as executor:
         events = [event for _, event in run_all([one], executor, tmp_path)]
     assert [type(event) for event in events] == [Started, Epoch, Epoch, dict]
-    assert [path.name for path in tmp_path.iterdir()] == [resolved(one).key]
+    assert [path.name for path in tmp_path.iterdir()] == [one.key]
+    with ThreadPoolExecutor(1) as executor:
+        events = [event for _, event in run_all([one], executor, tmp_path)]
+    assert [type(event) for event in events] == [Started, PastEpoch, PastEpoch, dict]
 
 
 def test_a_run_of_a_grid_that_has_ended_stops(tmp_path):
@@ -115,4 +118,4 @@ def test_the_files_of_a_run_come_along_where_no_folder_is_shared(tmp_path):
     (tmp_path / "events").mkdir()
     record, files = train_run(recipe, recipe.key, tmp_path / "events", send)
     assert files == {}
-    assert (tmp_path / resolved(recipe).key / "epoch-0001").is_dir()
+    assert (tmp_path / recipe.key / "epoch-0001").is_dir()

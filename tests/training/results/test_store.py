@@ -1,12 +1,13 @@
 """`runs.jsonl`: what is appended is there, a broken end costs one run, anything else is said."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from fixpoint.training import Recipe
 from fixpoint.training.engine.model_factory import resolved
-from fixpoint.training.results.store import Records
+from fixpoint.training.results.store import Records, read_file
 
 
 def test_append_and_read(tmp_path):
@@ -67,14 +68,25 @@ def test_seconds_are_those_of_the_epochs_after_the_first(tmp_path):
     assert Records(tmp_path).by_key["a"]["seconds_per_epoch"] == pytest.approx(0.46)
 
 
-def test_a_recipe_has_one_key_with_or_without_its_defaults(tmp_path):
-    recipe = Recipe()
-    assert resolved(recipe).key == resolved(resolved(recipe)).key != recipe.key
+@pytest.mark.parametrize("changes", [{}, {"solver": "anderson"}, {"model": "lstm"}])
+def test_a_recipe_has_one_key_with_or_without_its_defaults(changes, tmp_path):
+    recipe = Recipe().changed(**changes)
+    full = resolved(recipe)
+    assert recipe.key == full.key == full.former_key
+    assert (recipe.former_key == full.key) == (recipe == full)
     records = Records(tmp_path)
-    records.append({"key": recipe.key})
-    assert records.find(recipe) == records.find(recipe) == {"key": recipe.key}
-    records.append({"key": resolved(recipe).key})
-    assert records.find(recipe)["key"] == resolved(recipe).key
+    records.append({"key": recipe.former_key})
+    assert records.find(recipe) == {"key": recipe.former_key}
+    records.append({"key": recipe.key, "new": True})
+    assert records.find(recipe) == records.find(full) == {"key": recipe.key, "new": True}
+
+
+@pytest.mark.parametrize("name", ["runs", "solvers_har2", "paper_protocol/runs"])
+def test_the_keys_of_the_committed_records_are_those_of_their_recipes(name):
+    for record in read_file(Path(__file__).parents[3] / f"results/{name}.jsonl"):
+        values = record.get("recipe") or record["run"]
+        recipe = Recipe().changed(**{k: v for k, v in values.items() if v is not None})
+        assert record["key"] == recipe.key
 
 
 def test_a_folder_below_a_file(tmp_path):
