@@ -68,6 +68,8 @@ def _spread(row: list[Record], scores: list[float]) -> float:
 
 
 def _fastest(rows: list[list[Record]], names: dict[int, str]) -> str:
+    if any(len(r["epochs"]) == 1 for row in rows for r in row):
+        return "not known from one epoch, which may compile: take --epochs 2 or more"
     seconds = {id(row): statistics.fmean(r["seconds_per_epoch"] for r in row) for row in rows}
     ordered = sorted(rows, key=lambda row: seconds[id(row)])
     first, last = ordered[0], ordered[-1]

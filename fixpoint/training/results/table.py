@@ -124,7 +124,12 @@ def _caption(names: list[str], found: list[list[Record]]) -> str:
     runs = [group[0]["run"] for group in found]
     lines = [f"{name}: {text}." for name, text in descriptions(zip(names, runs, strict=True))]
     caution = confounded([(run["solver"], run["cell"]) for run in runs if run["cell"]])
-    lines.append("s / epoch: median of the epochs after the first, which may compile.")
+    one = any(len(record["epochs"]) == 1 for group in found for record in group)
+    lines.append(
+        "s / epoch: of one epoch, which may compile."
+        if one
+        else "s / epoch: median of the epochs after the first, which may compile."
+    )
     return "\n".join([*lines, *([caution] if caution else [])])
 
 

@@ -23,7 +23,7 @@ def record(solver, accuracy, seconds, residual, *, seed=0, backward="implicit", 
         "guessing_loss": 0.69,
         "seconds_per_epoch": seconds,
         "mean_residual": residual,
-        "epochs": [{"seconds": seconds}],
+        "epochs": [{"seconds": seconds}, {"seconds": seconds}],
         "contraction": {
             "before": {"fraction_holding": 1.0},
             "after": {"fraction_holding": holding, "eta": [[0.1]]},
@@ -49,6 +49,14 @@ def test_three_lines_say_what_is_best():
     )
 
 
+def test_one_epoch_does_not_say_which_is_fastest():
+    one = ROWS[0] | {"epochs": [{"seconds": 0.1}]}
+    fast = summary([one, *ROWS[1:]])[1]
+    assert fast == (
+        "Fastest: not known from one epoch, which may compile: take --epochs 2 or more."
+    )
+
+
 def test_one_row_has_no_verdict():
     assert summary(ROWS[:1]) == []
 
@@ -70,7 +78,7 @@ def test_each_seed_that_diverged_is_named_and_the_others_once():
     rows = [[ROWS[1], again], [ROWS[0], ROWS[0] | {"loss": None}]]
     found = shared_findings(rows)
     assert [text.partition(": ")[0] for text in found] == ["Picard implicit", "K=1", "K=1"]
-    assert "diverged in epoch 1" in found[2]
+    assert "diverged in epoch 2" in found[2]
 
 
 def test_recall_and_f1_are_those_of_the_matrix():
