@@ -10,7 +10,7 @@ x = torch.randn(20, 30, 3)
 solved = ERNN(
     3,
     16,
-    cell=SelfFeedbackMap(3, 16, bound=0.9),
+    map=SelfFeedbackMap(3, 16, bound=0.9),
     solver=Picard(rtol=1e-3),
     backward=Implicit(),
     batch_first=True,

@@ -51,7 +51,7 @@ def run_comparison(
 ) -> list[Record]:
     """Run what is not finished yet and show everything.
 
-    Pairs of cell, solver and backward that make no sense are left out and named, unless nothing
+    Pairs of map, solver and backward that make no sense are left out and named, unless nothing
     else was asked for.
 
     Args:
