@@ -16,9 +16,7 @@ solved = ERNN(
     batch_first=True,
 )
 stepped = ERNN(3, 16, rank=4, max_iter=1, batch_first=True)
-_, axes = plt.subplots(1, 2, figsize=(7, 3), layout="constrained")
-for panel, layer, title in zip(
-    axes, (solved, stepped), ("at its equilibrium", "integrates its input"), strict=True
-):
-    plots.plot_gap(diagnose(layer, x).gap, panel)
-    panel.set_title(title)
+for layer, title in ((solved, "at its equilibrium"), (stepped, "integrates its input")):
+    _, axes = plt.subplots(figsize=(3.6, 3), layout="constrained")
+    plots.plot_gap(diagnose(layer, x).gap, axes)
+    axes.set_title(title)
