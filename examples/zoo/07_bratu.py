@@ -75,7 +75,7 @@ print(f"difference quotients: at most {(slopes / quotients - 1).abs().max():.0e}
 
 # %%
 # Left: u near the fold. Right: the middle of each sample with its slope, and the known fold.
-_, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
+_, (left, right) = plt.subplots(1, 2, figsize=(6.4, 3), layout="constrained")
 hottest = solution.z[-1].detach().numpy()
 image = left.imshow(hottest, extent=(0, 1, 0, 1), origin="lower", cmap="inferno")
 left.set(xlabel="x", ylabel="y", title=f"u at λ = {lambda_[-1]:g}")
