@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -22,7 +22,6 @@ from rich.text import Text
 from fixpoint._messages import printable, unknown_name
 from fixpoint.cli.errors import one_message
 from fixpoint.cli.groups import NamedCommands
-from fixpoint.cli.options import recipe_options, split
 from fixpoint.data.archives.download import Archive
 from fixpoint.data.dataset import Dataset
 from fixpoint.data.registry import DATASETS, SOURCES, check_name, load_dataset
@@ -97,21 +96,15 @@ def fetch(
 
 
 @data_app.command()
-@recipe_options("window", "step", "label", "subject", "time", "channels", "fill")
 def info(
     name: Annotated[
         str, typer.Argument(help="A data set of 'fixpoint data list', or a file or folder.")
     ],
-    flags: dict[str, Any],
 ) -> None:
-    """Show shapes, classes, counts, license and citation of a data set.
-
-    The options cut recordings into windows, as those of 'fixpoint train' do.
-    """
+    """Show shapes, classes, counts, license and citation of a data set."""
     with one_message(_STOPPED):
         check_name(name)
-        cutting = {key: split(v) if key == "channels" else v for key, v in flags.items()}
-        data = load_dataset(name, **cutting)
+        data = load_dataset(name)
         table = Table(show_header=False)
         for key, value in {**_facts(data), **_origin(name)}.items():
             table.add_row(key, Text(printable(value)))

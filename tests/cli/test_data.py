@@ -86,20 +86,6 @@ def test_info_names_the_checksums(folder, full_path, monkeypatch):
     assert "validation official" in text
 
 
-def test_info_cuts_a_recording_as_train_does(tmp_path):
-    rows = [f"{t},{-t},{'walk' if t < 60 else 'sit'}" for t in range(120)]
-    path = tmp_path / "walks.csv"
-    path.write_text("\n".join(["ax,ay,activity", *rows]))
-    refused(run("data", "info", str(path)), "--window 128 --label activity")
-    cut = ("--window", "10", "--label", "activity", "--channels", "ax")
-    result = run("data", "info", str(path), *cut)
-    assert result.exit_code == 0, result.output
-    text = re.sub(r"[\s│]+", " ", result.stdout)
-    assert "10 steps x 1 channels" in text
-    assert "classes 2: sit, walk" in text
-    refused(run("data", "info", "har2-sample", *cut), "har2-sample has windows already")
-
-
 @pytest.mark.parametrize("command", ["info", "fetch"])
 def test_an_unknown_name_gets_one_line(folder, command):
     refused(run("data", command, "dsa"), "unknown data set 'dsa': .*did you mean 'dsa19'")
