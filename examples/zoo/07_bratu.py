@@ -84,8 +84,8 @@ for x, y, slope in zip(lambda_.tolist(), heights.tolist(), slopes.tolist(), stri
     width = 0.5 / (1 + (4 * slope) ** 2) ** 0.5
     right.plot([x - width, x + width], [y - width * slope, y + width * slope], color="C1")
 right.plot(lambda_.detach(), heights.detach(), "o", label="solutions")
-right.plot([], [], color="C1", label="slopes by the implicit gradient")
+right.plot([], [], color="C1", label="implicit slopes")
 right.plot(6.808, 1.392, "k*", label="fold")
 right.set(xlabel="λ", ylabel="u in the middle")
-right.legend()
+right.legend(fontsize="small", loc="upper left")
 plt.show()
