@@ -4,9 +4,9 @@
 
 Trains each variant by the same recipe and prints the test accuracy after the last epoch and at
 best, the epochs to 85 % or so, and the relative residual of the equilibrium. Variants have as many
-weights as the ERNN with the Jordan cell, as nearly as whole units allow. Finished runs in --out are
+weights as the ERNN with the Jordan map, as nearly as whole units allow. Finished runs in --out are
 not run again; summary.jsonl there holds a line a run. As a plugin of a recipe the file adds two
-cells and three solvers; run it from the folder above benchmarks/.
+maps and three solvers; run it from the folder above benchmarks/.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fixpoint import SOLVERS, InexactNewton
-from fixpoint.models import CELLS, EquilibriumMap, SelfFeedbackMap, parameter_count
+from fixpoint.models import MAPS, EquilibriumMap, SelfFeedbackMap, parameter_count
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.training import Recipe, build_model, prepare
 from fixpoint.training.commands.single_run import train_recipe
@@ -72,7 +72,7 @@ class LeakyFeedbackMap(SelfFeedbackMap):
         return None
 
 
-CELLS |= {"no-feedback": NoFeedbackMap, "leaky-feedback": LeakyFeedbackMap}
+MAPS |= {"no-feedback": NoFeedbackMap, "leaky-feedback": LeakyFeedbackMap}
 SOLVERS |= {
     # eta ||U|| is below 0.01: three updates solve it to rounding.
     "three-updates": lambda **_: InexactNewton(3, eta=1.0, learn=False),
@@ -81,28 +81,28 @@ SOLVERS |= {
 }
 
 NEWTON = {"solver": "inexact-newton", "backward": "unrolled"}
-JORDAN = {"cell": "jordan", "backward": "unrolled"}
+JORDAN = {"map": "jordan", "backward": "unrolled"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "RNN": {"model": "rnn", "clip": 1.0},
     "FastRNN": {"model": "fastrnn"},
-    "leaky step, no self-feedback": {**NEWTON, "cell": "no-feedback"},
-    "ERNN K=1": {**NEWTON, "cell": "jordan"},
-    "ERNN K=2": {**NEWTON, "cell": "jordan", "max_iter": 2},
+    "leaky step, no self-feedback": {**NEWTON, "map": "no-feedback"},
+    "ERNN K=1": {**NEWTON, "map": "jordan"},
+    "ERNN K=2": {**NEWTON, "map": "jordan", "max_iter": 2},
     "ERNN K=1, one eta for all t": {**JORDAN, "solver": "one-eta"},
     "ERNN K=1, eta fixed at 0.01": {**JORDAN, "solver": "fixed-eta"},
-    "exact equilibrium": {"cell": "self-feedback", "solver": "anderson"},
+    "exact equilibrium": {"map": "self-feedback", "solver": "anderson"},
     "exact equilibrium, V = I - U at the start": {
         **{"solver": "anderson", "nonlinearity": "relu", "init": "identity", "bound": 0.5},
         **{"lr": 0.003, "clip": 1.0},
     },
     "small step to an exact equilibrium": {
-        **{"cell": "leaky-feedback", "solver": "three-updates", "bound": 0.8},
+        **{"map": "leaky-feedback", "solver": "three-updates", "bound": 0.8},
         "backward": "unrolled",
     },
-    "equilibrium manifold, exact": {"cell": "manifold", "solver": "anderson"},
-    "ERNN K=1, identity feedback": {**NEWTON, "cell": "identity-feedback"},
-    "ERNN K=2, identity feedback": {**NEWTON, "cell": "identity-feedback", "max_iter": 2},
-    "ERNN K=1, linear": {**NEWTON, "cell": "linear", "nonlinearity": None},
+    "equilibrium manifold, exact": {"map": "manifold", "solver": "anderson"},
+    "ERNN K=1, identity feedback": {**NEWTON, "map": "identity-feedback"},
+    "ERNN K=2, identity feedback": {**NEWTON, "map": "identity-feedback", "max_iter": 2},
+    "ERNN K=1, linear": {**NEWTON, "map": "linear", "nonlinearity": None},
     "FastGRNN": {"model": "fastgrnn"},
     "UGRNN": {"model": "ugrnn"},
     "GRU": {"model": "gru", "nonlinearity": None},
@@ -127,7 +127,7 @@ def variant(dataset: str, name: str, seed: int) -> Recipe:
     """The recipe of a variant, with units for the size of the ERNN."""
     hidden, rank = SIZES[dataset]
     base = _with_default_units(dataset, name).changed(seed=seed)
-    if VARIANTS[name].get("cell") == "jordan":
+    if VARIANTS[name].get("map") == "jordan":
         return base.changed(hidden=hidden, rank=rank)
     return base.changed(hidden=_units(dataset, name))
 

@@ -103,10 +103,10 @@ def states(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
 
 def lemma(model: Any, x: Tensor) -> dict[str, float]:
     """Fraction of the updates of one solve whose error shrinks at least by Lemma 1's tau."""
-    cell, t = model.layer.cell.double(), x.shape[1] // 2
+    own, t = model.layer.map.double(), x.shape[1] // 2
     with torch.no_grad():
         h_prev = hidden_states(model.layer.double(), x.double())[t - 1]
-        phi = cell.bind(x[:, t : t + 1].transpose(0, 1).double())(0, h_prev)
+        phi = own.bind(x[:, t : t + 1].transpose(0, 1).double())(0, h_prev)
         solver = InexactNewton(40, eta=ETA, learn=False, record="iterates")
         rate = convergence_rate(solve(phi, h_prev, solver).trace, phi)
     applies = rate.tau < 1

@@ -1,6 +1,6 @@
 """Time equilibria through time against one fused K = 1 step, their bare products and the loop.
 
-One shape, as of HAR-2, with the self-feedback cell of bound 0.7 and rtol 1e-3. Minima of
+One shape, as of HAR-2, with the self-feedback map of bound 0.7 and rtol 1e-3. Minima of
 interleaved runs in one process: ratios hold where times drift.
 Run: python benchmarks/equilibrium.py [--quick] [--loop] [--device cuda]
 """
@@ -134,7 +134,7 @@ def make_layer(
         "backward": backward or Implicit(),
         "implementation": implementation,
     }
-    return ERNN(d, n, cell=phi, **options)
+    return ERNN(d, n, map=phi, **options)
 
 
 def layer_training(layer: ERNN, x: Tensor) -> Run:

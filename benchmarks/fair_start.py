@@ -21,10 +21,10 @@ from folds import folds, hold_out
 from fixpoint.data import Dataset, load_dataset
 from fixpoint.training import Recipe, prepare, run_experiment
 
-STEPS = Recipe().changed(solver="inexact-newton", cell="jordan", rank=8)
+STEPS = Recipe().changed(solver="inexact-newton", map="jordan", rank=8)
 SEARCHES: dict[str, tuple[Recipe, dict[str, tuple[Any, ...]]]] = {
     **{
-        f"K = {K} steps, Jordan cell": (
+        f"K = {K} steps, Jordan map": (
             STEPS.changed(max_iter=K),
             {
                 "eta": (0.01, 0.03),
@@ -35,8 +35,8 @@ SEARCHES: dict[str, tuple[Recipe, dict[str, tuple[Any, ...]]]] = {
         )
         for K in (1, 2)
     },
-    "equilibria, self-feedback cell (Picard, implicit)": (
-        Recipe().changed(solver="picard", cell="self-feedback", backward="implicit", clip=1.0),
+    "equilibria, self-feedback map (Picard, implicit)": (
+        Recipe().changed(solver="picard", map="self-feedback", backward="implicit", clip=1.0),
         {
             "init": ("normal", "identity"),
             "lr": (0.003, 0.01),
@@ -46,7 +46,7 @@ SEARCHES: dict[str, tuple[Recipe, dict[str, tuple[Any, ...]]]] = {
     ),
     "first loss of equilibria with V = I - U, bound 0.5, lr 0.003, relu": (
         Recipe().changed(
-            **{"solver": "picard", "cell": "self-feedback", "backward": "implicit", "clip": 1.0},
+            **{"solver": "picard", "map": "self-feedback", "backward": "implicit", "clip": 1.0},
             **{"init": "identity", "bound": 0.5, "lr": 0.003, "nonlinearity": "relu"},
         ),
         {"input_gain": (1.0, 0.1), "recurrent_lr": (1.0, 0.1)},

@@ -101,7 +101,7 @@ def main() -> None:
         f"{scipy.__version__}, optimistix {OPTIMISTIX['versions']['optimistix']} "
         f"(jax {OPTIMISTIX['versions']['jax']}).",
         "",
-        "| problem | | " + " | ".join(columns) + " |",
+        "| problem | map | " + " | ".join(columns) + " |",
         "|---|---|" + "---|" * len(columns),
         *rows,
         f"| **solved, of {len(rows)}** | | " + " | ".join(map(str, solved.values())) + " |",

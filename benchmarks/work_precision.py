@@ -1,6 +1,6 @@
-"""Work against accuracy over all test problems: writes docs/work_precision.png and prints a table.
+"""Work against accuracy over all test problems: draws three figures and prints a table.
 
-python benchmarks/work_precision.py [--out docs/work_precision.png]
+python benchmarks/work_precision.py [--out docs]    # writes work_precision_solved.png, ...
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def average(points: tuple[WorkPoint, ...]) -> WorkPoint:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "work_precision.png")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs")
     parser.add_argument("--limit", type=int, help="the first of the problems only")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -69,13 +69,15 @@ def main() -> None:
         name: [average(points) for points in zip(*row, strict=True)]
         for name, row in measure(common, repeats=5).items()
     }
-    axes = plots.panels(1, 3)
-    plots.plot_data_profile(works, axes[0])
-    plots.plot_work_precision(means, axes[1])
-    plots.plot_work_precision(means, axes[2], by="seconds")
-    for one in axes[1:]:
-        one.set_ylabel("relative tolerance")
-    plots.save(axes[0].figure, options.out)
+    drawn = {
+        "solved": plots.plot_data_profile(works),
+        "work": plots.plot_work_precision(means),
+        "seconds": plots.plot_work_precision(means, by="seconds"),
+    }
+    for name, axes in drawn.items():
+        if name != "solved":
+            axes.set_ylabel("relative tolerance")
+        plots.save(plots.figure_of(axes), options.out / f"work_precision_{name}.png")
     print(
         f"fixpoint {fixpoint.__version__}, torch {torch.__version__}, one thread, "
         f"{processor()}; all starts of a problem in one batch"

@@ -4,7 +4,7 @@ Compare solvers on HAR-2
 
 Solvers on the equilibria of a trained layer.
 
-An ERNN with the self-feedback cell is trained on the bundled HAR-2 windows; then each solver finds
+An ERNN with the self-feedback map is trained on the bundled HAR-2 windows; then each solver finds
 the same hidden states, to the same tolerance.
 """
 
@@ -23,8 +23,8 @@ NAMES = ("picard", "barzilai-borwein", "anderson", "broyden", "newton")
 torch.manual_seed(0)
 data = normalize(load_dataset("har2-sample"))
 x_train, x_test = data.x_train[:, ::8], data.x_test[:, ::8]  # 16 of the 128 steps
-cell = SelfFeedbackMap(9, 32, bound=0.9)
-layer = ERNN(9, 32, cell=cell, solver=Anderson(rtol=1e-3), backward=Implicit(), batch_first=True)
+own = SelfFeedbackMap(9, 32, bound=0.9)
+layer = ERNN(9, 32, map=own, solver=Anderson(rtol=1e-3), backward=Implicit(), batch_first=True)
 model = LastStateClassifier(layer, 32, len(data.classes))
 test = (x_test, data.y_test)
 history = record_training(model, x_train, data.y_train, test=test, epochs=EPOCHS, lr=3e-3)
@@ -35,7 +35,7 @@ print(f"test accuracy {history.accuracy[-1]:.1f} %")
 # Every solver on the trained weights, all 16 time steps.
 for name in NAMES:
     solver = make_solver(name, rtol=1e-5, atol=0.0, max_iter=200)
-    tried = ERNN(9, 32, cell=cell, solver=solver, backward=Implicit(), batch_first=True).eval()
+    tried = ERNN(9, 32, map=own, solver=solver, backward=Implicit(), batch_first=True).eval()
     with torch.no_grad():
         path = tried.trajectory(x_test[:64])
     solved, updates = (path.result == 0).double().mean(), path.iterations.double().mean()
@@ -43,10 +43,10 @@ for name in NAMES:
 
 # %%
 # The last time step alone, in float64: residual against evaluations.
-cell = cell.eval().double()
+own = own.eval().double()
 x = x_test[:64].transpose(0, 1).double()
 with torch.no_grad():
-    phi = cell.bind(x)(15, path.output[:, 14].double())
+    phi = own.bind(x)(15, path.output[:, 14].double())
     curves = residual_curves(phi, torch.zeros(64, 32).double(), {n: SOLVERS[n]() for n in NAMES})
 _, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
 plots.plot_residual_curves(curves, axes)

@@ -39,7 +39,7 @@ histories = {}
 solver = InexactNewton(1, timesteps=100)  # one learned step at each t
 for layer in (
     nn.RNN(2, 10, batch_first=True),
-    ERNN(2, 10, cell="identity-feedback", solver=solver, batch_first=True),
+    ERNN(2, 10, map="identity-feedback", solver=solver, batch_first=True),
 ):
     torch.manual_seed(0)
     model = Classifier(layer)

@@ -31,7 +31,7 @@ OTHER_NAMES = {
     "hidden": "n N hidden_size hidden_dim units",
     "input_size": "d D input_dim in_features",
     "nonlinearity": "sigma activation",
-    "cell": "phi map",
+    "map": "phi cell f func",
     "num_layers": "layers",
     "bidirectional": "bidir",
     "epochs": "n_epochs num_epochs max_epochs",

@@ -1,6 +1,6 @@
 """Draw the pictures of README and of the site: python scripts/make_pictures.py
 
-convergence.png: cos(z) = z by plain iteration, and the residuals of two solvers on the same map.
+cobweb.png, residuals.png: cos(z) = z by plain iteration, and by two solvers against evaluations.
 logo.svg: the cobweb of z <- cos(z), its fixed point in the middle, on a transparent ground.
 """
 
@@ -17,16 +17,20 @@ STATIC = Path(__file__).parent.parent / "docs" / "_static"
 START = torch.zeros(1, 1, dtype=torch.float64)
 
 
-def convergence() -> Figure:
-    """Draw the cobweb of cos, and next to it the residual of each solver against evaluations."""
-    left, right = plots.panels(1, 2, height=2.9)
+def cobweb() -> Figure:
+    """Draw plain iteration of cos."""
     path = trajectories(torch.cos, START, Picard(), max_iter=15)
-    plots.plot_cobweb(torch.cos, path, left, box=(-0.05, 1.25))
-    solvers = {"picard": Picard(), "anderson": Anderson()}
-    plots.plot_residual_curves(residual_curves(torch.cos, START, solvers), right)
-    right.set_xscale("linear")
-    right.set(xlabel="evaluations of phi", ylim=(1e-12, 3))
-    return plots.figure_of(left)
+    axes = plots.plot_cobweb(torch.cos, path, plots.panels(height=2.9)[0], box=(-0.05, 1.25))
+    return plots.figure_of(axes)
+
+
+def residuals() -> Figure:
+    """Draw the residual of each solver of cos(z) = z against evaluations."""
+    curves = residual_curves(torch.cos, START, {"picard": Picard(), "anderson": Anderson()})
+    axes = plots.plot_residual_curves(curves, plots.panels(height=2.9)[0])
+    axes.set_xscale("linear")
+    axes.set(xlabel="evaluations of phi", ylim=(1e-12, 3))
+    return plots.figure_of(axes)
 
 
 def logo() -> Figure:
@@ -49,6 +53,7 @@ def logo() -> Figure:
 
 
 if __name__ == "__main__":
-    plots.save(convergence(), STATIC / "convergence.png", dpi=200)
+    plots.save(cobweb(), STATIC / "cobweb.png", dpi=200)
+    plots.save(residuals(), STATIC / "residuals.png", dpi=200)
     with rc_context({"savefig.transparent": True}):
         plots.save(logo(), STATIC / "logo.svg")

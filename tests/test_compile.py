@@ -339,7 +339,7 @@ def test_other_ends_are_those_of_eager(options, ends):
 def test_fused_equilibria_leave_the_graph_as_a_whole():
     torch.manual_seed(0)
     backward = Implicit()
-    layer = ERNN(3, 6, cell="self-feedback", solver=Picard(rtol=1e-4), backward=backward)
+    layer = ERNN(3, 6, map="self-feedback", solver=Picard(rtol=1e-4), backward=backward)
     x = torch.randn(5, 4, 3)
     torch._dynamo.reset()
     found = []

@@ -82,15 +82,15 @@ LAYERS = {
     "FastGRNN": lambda **o: FastGRNN(3, 8, **o),
     "UGRNN": lambda **o: UGRNN(3, 8, num_layers=2, bidirectional=True, **o),
     "Picard": lambda **o: ERNN(
-        3, 8, cell="self-feedback", solver=Picard(rtol=1e-5), backward=Implicit(), **o
+        3, 8, map="self-feedback", solver=Picard(rtol=1e-5), backward=Implicit(), **o
     ),
     "Anderson": lambda **o: ERNN(
-        3, 8, cell="self-feedback", solver=Anderson(rtol=1e-5), backward=Implicit(), **o
+        3, 8, map="self-feedback", solver=Anderson(rtol=1e-5), backward=Implicit(), **o
     ),
     "fixed eta": lambda **o: ERNN(
         3,
         8,
-        cell="identity-feedback",
+        map="identity-feedback",
         solver=InexactNewton(400, eta=0.7, learn=False, rtol=1e-5),
         backward=Implicit(on_failure="ignore"),
         **o,

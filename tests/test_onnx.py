@@ -73,7 +73,7 @@ def _deq(solver):
 @pytest.mark.parametrize(
     "layer",
     [
-        ERNN(2, 3, cell="self-feedback", solver=Picard(rtol=1e-6), backward=Implicit()),
+        ERNN(2, 3, map="self-feedback", solver=Picard(rtol=1e-6), backward=Implicit()),
         FastGRNN(2, 3, num_layers=2, bidirectional=True),
         LSTM(2, 3, bidirectional=True),
     ],

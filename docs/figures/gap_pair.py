@@ -10,15 +10,13 @@ x = torch.randn(20, 30, 3)
 solved = ERNN(
     3,
     16,
-    cell=SelfFeedbackMap(3, 16, bound=0.9),
+    map=SelfFeedbackMap(3, 16, bound=0.9),
     solver=Picard(rtol=1e-3),
     backward=Implicit(),
     batch_first=True,
 )
 stepped = ERNN(3, 16, rank=4, max_iter=1, batch_first=True)
-_, axes = plt.subplots(1, 2, figsize=(7, 3), layout="constrained")
-for panel, layer, title in zip(
-    axes, (solved, stepped), ("at its equilibrium", "integrates its input"), strict=True
-):
-    plots.plot_gap(diagnose(layer, x).gap, panel)
-    panel.set_title(title)
+for layer, title in ((solved, "at its equilibrium"), (stepped, "integrates its input")):
+    _, axes = plt.subplots(figsize=(3.6, 3), layout="constrained")
+    plots.plot_gap(diagnose(layer, x).gap, axes)
+    axes.set_title(title)

@@ -7,14 +7,14 @@ from fixpoint.models import ERNN, SelfFeedbackMap
 
 torch.manual_seed(0)
 x = torch.randn(20, 30, 3)
-_, axes = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
-for panel, bound, title in zip(axes, (0.5, 0.99), ("healthy", "out of budget"), strict=True):
-    cell = SelfFeedbackMap(3, 16, bound=bound)
+for bound, title in ((0.5, "healthy"), (0.99, "out of budget")):
+    phi = SelfFeedbackMap(3, 16, bound=bound)
     with torch.no_grad():  # as large as the bound allows
-        cell.get_parameter(next(n for n, _ in cell.named_parameters() if "U" in n)).mul_(10)
+        phi.get_parameter(next(n for n, _ in phi.named_parameters() if "U" in n)).mul_(10)
     solver = Picard(rtol=1e-5, max_iter=15)
-    layer = ERNN(3, 16, cell=cell, solver=solver, backward=Implicit(), batch_first=True)
+    layer = ERNN(3, 16, map=phi, solver=solver, backward=Implicit(), batch_first=True)
     with torch.no_grad():
         path = layer.trajectory(x)
-    plots.plot_updates(path.iterations, path.result, panel)
-    panel.set_title(title, pad=40)
+    _, axes = plt.subplots(figsize=(3.8, 3.4), layout="constrained")
+    plots.plot_updates(path.iterations, path.result, axes)
+    axes.set_title(title, pad=40)

@@ -82,7 +82,7 @@ print(model.layer.solution)
 
 # %%
 # Left: accuracy. Right: how each of the first 60 test windows comes to rest.
-_, (left, axes) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+_, (left, axes) = plt.subplots(1, 2, figsize=(6.4, 3), layout="constrained")
 for name, curve in curves.items():
     left.plot(range(1, EPOCHS + 1), curve, "o-", label=name)
 left.set(xlabel="epoch", ylabel="test accuracy")

@@ -61,7 +61,7 @@ print(deq.solution)
 # %%
 # The color of each member is the network's probability, its outline the faction that it joined.
 probability = scores.softmax(1)[:, 1].detach().numpy()
-_, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", width_ratios=(3, 2))
+_, (left, right) = plt.subplots(1, 2, figsize=(6.8, 3.2), layout="constrained", width_ratios=(3, 2))
 places = networkx.spring_layout(club, seed=3, iterations=200)
 edges = ["C3" if joined else "C0" for joined in faction]
 networkx.draw_networkx(

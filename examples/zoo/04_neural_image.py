@@ -73,7 +73,8 @@ for name in ("explicit", "implicit"):
     print(f"{name}: {curve[-1]:.1f} dB")
 print(f"evaluations of a solve: {evaluations[0]} cold, {evaluations[-1]} warm, at the end")
 
-_, axes = plt.subplots(1, 4, figsize=(11, 2.8), layout="constrained")
+_, grid = plt.subplots(2, 2, figsize=(6.4, 5), layout="constrained")
+axes = grid.flat
 pictures = {"terrain": target} | images
 for ax, (name, image) in zip(axes, pictures.items(), strict=False):
     meters = (low + (high - low) * image).view(SIDE, SIDE).numpy()

@@ -89,7 +89,7 @@ tenth = len(ordered) // 10
 print(f"right: {ordered[:tenth].mean():.3f} of the tenth of starts with the least residual,")
 print(f"{ordered[-tenth:].mean():.3f} of that with the largest")
 
-_, (left, axes) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+_, (left, axes) = plt.subplots(1, 2, figsize=(6.4, 3), layout="constrained")
 logs = residual.log10()
 left.hist([logs[right], logs[~right]], 40, stacked=True, label=["right", "wrong"])
 left.set(xlabel="residual / tolerance, log10", ylabel="starts")

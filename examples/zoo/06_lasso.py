@@ -73,7 +73,7 @@ errors = error(solve(lasso(grid), z0.expand(30, D), coarse).check().z)
 print(
     f"best of a grid of 30: λ = {grid[errors.argmin()].exp().item():.3f}, error {errors.min():.4f}"
 )
-_, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+_, (left, right) = plt.subplots(1, 2, figsize=(6.4, 3), layout="constrained")
 weights, losses, _ = zip(*path, strict=True)
 left.plot(grid.exp(), errors, color="0.6", label="grid of 30")
 left.plot(weights, losses, "o-", label="descent")

@@ -75,7 +75,7 @@ print(f"difference quotients: at most {(slopes / quotients - 1).abs().max():.0e}
 
 # %%
 # Left: u near the fold. Right: the middle of each sample with its slope, and the known fold.
-_, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
+_, (left, right) = plt.subplots(1, 2, figsize=(6.4, 3), layout="constrained")
 hottest = solution.z[-1].detach().numpy()
 image = left.imshow(hottest, extent=(0, 1, 0, 1), origin="lower", cmap="inferno")
 left.set(xlabel="x", ylabel="y", title=f"u at λ = {lambda_[-1]:g}")
@@ -84,8 +84,8 @@ for x, y, slope in zip(lambda_.tolist(), heights.tolist(), slopes.tolist(), stri
     width = 0.5 / (1 + (4 * slope) ** 2) ** 0.5
     right.plot([x - width, x + width], [y - width * slope, y + width * slope], color="C1")
 right.plot(lambda_.detach(), heights.detach(), "o", label="solutions")
-right.plot([], [], color="C1", label="slopes by the implicit gradient")
+right.plot([], [], color="C1", label="implicit slopes")
 right.plot(6.808, 1.392, "k*", label="fold")
 right.set(xlabel="λ", ylabel="u in the middle")
-right.legend()
+right.legend(fontsize="small", loc="upper left")
 plt.show()

@@ -74,7 +74,7 @@ print(f"w = {w.tolist()}, {(w - true).abs().max().item():.0e} away, {len(path)} 
 # %%
 # Left: the plan, each line as dark as the mass that it carries. Right: the error of a gradient
 # through this many updates, which stores the states of them all.
-_, (left, right) = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
+_, (left, right) = plt.subplots(1, 2, figsize=(6.4, 3.2), layout="constrained")
 for i in range(M):
     for j in range(M):
         if (mass := observed[i, j].item()) > 0.02:

@@ -87,7 +87,7 @@ print(f"real income of the poorest: {goal / 6:.4f} without tax, {path[-1][1]:.4f
 # %%
 # All taxes of the figure are one batch of 41 markets.
 taxes = torch.linspace(0, 0.5, 41, dtype=torch.float64)[:, None]
-_, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")
+_, (left, right) = plt.subplots(1, 2, figsize=(6.4, 3), layout="constrained")
 left.plot(100 * taxes, equilibrium(taxes, SIGMA), label=[f"good {i + 1}" for i in range(GOODS)])
 left.set(xlabel="tax τ (%)", ylabel="price (good 1 = 1)")
 left.legend(loc="upper left", fontsize="small")

@@ -77,7 +77,7 @@ print(
     f"closed form: positions at most {(z - parabola).abs().max():.0e} m away, "
     f"rest lengths {(rest - exact).abs().max():.0e} m"
 )
-_, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+_, (left, right) = plt.subplots(1, 2, figsize=(6.4, 3), layout="constrained")
 for points, style, name in ((first, "o-", "equal lengths"), (z, "s-", "cut to the goal")):
     left.plot(*shape(points.detach()).T, style, markersize=4, label=name)
 left.plot(*shape(parabola).T, "k:", label="parabola")

@@ -76,15 +76,15 @@ apart = ((moved - n)[40] / 1e-5 / there[14] - 1).abs()
 print(f"by a difference quotient: {apart:.0e} away, relative; {n.sum():.6f} electrons")
 
 # %%
-# Left: residuals in units of the tolerance. Middle: the density. Right: its response at one site to
+# Top: residuals in units of the tolerance. Middle: the density. Bottom: its response at one site to
 # the potential of each: screening leaves little of it far away.
-_, (left, middle, right) = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
+_, (top, middle, bottom) = plt.subplots(3, 1, figsize=(5, 7), layout="constrained")
 for name, trace in traces.items():
-    left.semilogy(trace, label=name)
-left.set(xlabel="update", ylabel="residual / tolerance", ylim=(1e-5, None))
-left.legend(fontsize="small", loc="lower right")
+    top.semilogy(trace, label=name)
+top.set(xlabel="update", ylabel="residual / tolerance", ylim=(1e-5, None))
+top.legend(fontsize="small", loc="lower right")
 middle.plot(site, n.detach(), ".-")
 middle.set(xlabel="site", ylabel="density (electrons / site)")
-right.plot(site, here, ".-")
-right.set(xlabel="site j", ylabel="d n_14 / d v_j")
+bottom.plot(site, here, ".-")
+bottom.set(xlabel="site j", ylabel="d n_14 / d v_j")
 plt.show()

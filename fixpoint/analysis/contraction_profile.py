@@ -74,7 +74,7 @@ def contraction_profile(model: nn.Module, x: Tensor, *, points: int = 16) -> Con
     T = len(time_first)
     output = layer.trajectory(x).output
     output = output.transpose(0, 1) if layer.batch_first else output
-    at = layer.cell.bind(time_first)
+    at = layer.map.bind(time_first)
     times = evenly_spaced(T, points)
     rows = []
     for t in times.tolist():
@@ -164,7 +164,7 @@ def _steps(layer: ERNN, t: int) -> Tensor:
 
 
 @torch.no_grad()
-def equilibrium_gap(cell: EquilibriumMap, x: Tensor, output: Tensor) -> Tensor:
+def equilibrium_gap(phi: EquilibriumMap, x: Tensor, output: Tensor) -> Tensor:
     """Measure the distance of each state from its equilibrium, (T, B).
 
     It is |phi(h_t) - h_t| over the larger of |phi(h_t)| and |h_t|.
@@ -172,7 +172,7 @@ def equilibrium_gap(cell: EquilibriumMap, x: Tensor, output: Tensor) -> Tensor:
     Near 0 the state is equilibrated; near 1 it is not: the layer integrates its input over time.
 
     Args:
-        cell: the cell that made `output`, started at h_0 = 0.
+        phi: the map that made `output`, started at h_0 = 0.
         x: (T, B, d).
         output: h_1 .. h_T, (T, B, n).
 
@@ -181,10 +181,10 @@ def equilibrium_gap(cell: EquilibriumMap, x: Tensor, output: Tensor) -> Tensor:
         >>> from fixpoint.analysis import equilibrium_gap
         >>> from fixpoint.models import ERNN
         >>> layer, x = ERNN(9, 8), torch.randn(20, 4, 9)
-        >>> bool((equilibrium_gap(layer.cell, x, layer(x)[0]) > 0.5).any())  # eta = 0.01
+        >>> bool((equilibrium_gap(layer.map, x, layer(x)[0]) > 0.5).any())  # eta = 0.01
         True
     """
-    at = cell.bind(x)
+    at = phi.bind(x)
     past = torch.cat([torch.zeros_like(output[:1]), output[:-1]])
     target = torch.stack([at(t, past[t])(output[t]) for t in range(len(x))])
     tiny = torch.finfo(output.dtype).tiny

@@ -76,7 +76,7 @@ def diagnose(model: nn.Module, x: Tensor, *, points: int = 32, windows: int = 8)
     try:
         path = layer.trajectory(x)
         steps = time_first(layer, x)
-        gap = equilibrium_gap(layer.cell, steps, time_first(layer, path.output))
+        gap = equilibrium_gap(layer.map, steps, time_first(layer, path.output))
         rows = evenly_spaced(steps.shape[1], windows)
         some = x[rows] if layer.batch_first else x[:, rows]
         profile = contraction_profile(layer, some, points=points)
@@ -121,9 +121,9 @@ def _setting(layer: ERNN, x: Tensor) -> str:
     solver = layer.fixed_point.solver
     K = f"K = {solver.max_iter}" if not solver.has_tolerance else f"rtol = {solver.rtol:g}"
     # torch names the class of a module with a bounded weight "Parametrized...".
-    cell = type(layer.cell).__name__.removeprefix("Parametrized")
+    name = type(layer.map).__name__.removeprefix("Parametrized")
     return (
-        f"ERNN with {cell} and {type(solver).__name__}, {K}; "
+        f"ERNN with {name} and {type(solver).__name__}, {K}; "
         f"{x.shape[1]} windows of {len(x)} time steps."
     )
 

@@ -64,7 +64,7 @@ class AdjointSolve:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Problem:
+class ImplicitProblem:
     """z = f(z, *captured), and how to solve and to differentiate it.
 
     function: f.
@@ -100,7 +100,7 @@ class Problem:
             self.note(solution)
         return solution
 
-    def of_instances(self, size: int, in_dims: Sequence[int | None]) -> Problem:
+    def of_instances(self, size: int, in_dims: Sequence[int | None]) -> ImplicitProblem:
         """Return the problem of `size` of its instances at once, as further rows."""
         return dataclasses.replace(
             self,
@@ -112,7 +112,7 @@ class Problem:
 
 
 @dataclasses.dataclass(kw_only=True)
-class LinearProblem(Problem):
+class LinearProblem(ImplicitProblem):
     """x = A x + b with A = J^T, or J itself: f(x, b, z, *captured), J that of `of`(z, *captured).
 
     The derivative of the solution of `of`: in reverse mode with J^T, in forward mode with J.
@@ -136,7 +136,7 @@ class LinearProblem(Problem):
     def solve(self, z0: Tensor, captured: Sequence[Tensor]) -> Solution:
         b, z, *others = captured
         if inside_transform():
-            return Problem.solve(self, z0, captured)
+            return ImplicitProblem.solve(self, z0, captured)
         with torch.no_grad():
             operator = self.known or self._linearized(z, others)
             scale = row_scale(b)
@@ -166,7 +166,7 @@ class LinearProblem(Problem):
         linearization = Linearization(fz, z)
         return Transposed(linearization) if self.transposed else linearization
 
-    def of_instances(self, size: int, in_dims: Sequence[int | None]) -> Problem:
+    def of_instances(self, size: int, in_dims: Sequence[int | None]) -> ImplicitProblem:
         # b and z have rows as x has; they come with all instances as rows.
         of = _of_instances(self.of, size, in_dims[2:])
         problem = dataclasses.replace(self, adjoint=_of_any_rows(self.adjoint), known=None)
@@ -179,7 +179,7 @@ def _of_any_rows(adjoint: AdjointSolve) -> AdjointSolve:
     return dataclasses.replace(adjoint, preconditioners=NONE, start=None)
 
 
-def linear_problem(problem: Problem, of: PureMap, *, transposed: bool) -> LinearProblem:
+def linear_problem(problem: ImplicitProblem, of: PureMap, *, transposed: bool) -> LinearProblem:
     """Return the linear problem of a derivative of a problem whose map is `of`."""
 
     def function(x: Tensor, b: Tensor, z: Tensor, *captured: Tensor) -> Tensor:
@@ -209,7 +209,9 @@ def linear_problem(problem: Problem, of: PureMap, *, transposed: bool) -> Linear
     )
 
 
-def implicit_function(problem: Problem, z0: Tensor, *captured: Tensor) -> tuple[Tensor, ...]:
+def implicit_function(
+    problem: ImplicitProblem, z0: Tensor, *captured: Tensor
+) -> tuple[Tensor, ...]:
     """Return z, iterations, result and, where measured, the residual, as one operation."""
     tensors = (z0, *captured)
     if has_torch_function(tensors):
@@ -221,7 +223,7 @@ class _ImplicitFunction(torch.autograd.Function):
     """The derivative of z solves a linear problem with the J of f at z."""
 
     @staticmethod
-    def forward(problem: Problem, z0: Tensor, *captured: Tensor) -> tuple[Tensor, ...]:
+    def forward(problem: ImplicitProblem, z0: Tensor, *captured: Tensor) -> tuple[Tensor, ...]:
         solution = problem.solve(z0, captured)
         measured = () if solution.residual is None else (solution.residual.clone(),)
         return solution.z.clone(), solution.iterations, solution.result.clone(), *measured
@@ -241,7 +243,7 @@ class _ImplicitFunction(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if g is None:
             return (None,) * len(ctx.needs_input_grad)
-        problem: Problem = ctx.problem
+        problem: ImplicitProblem = ctx.problem
         z, result, *captured = ctx.saved_tensors
         lost = (result == Result.NONFINITE.value)[:, None]
         instances = unbatched(g)
@@ -252,7 +254,7 @@ class _ImplicitFunction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, z0: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        problem: Problem = ctx.problem
+        problem: ImplicitProblem = ctx.problem
         z, result, *captured = ctx.saved_tensors
         places = [i for i, x in enumerate(tangents) if x is not None]
         given = [x for x in tangents if x is not None]
@@ -275,7 +277,7 @@ class _ImplicitFunction(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], problem: Problem, z0: Tensor, *captured: Tensor
+        info: Any, in_dims: tuple[Any, ...], problem: ImplicitProblem, z0: Tensor, *captured: Tensor
     ) -> tuple[Any, Any]:
         size, dims = info.batch_size, in_dims[1:]
         rows = 3 if isinstance(problem, LinearProblem) else 1
@@ -321,7 +323,7 @@ def _of_some(function: PureMap, z: Tensor, captured: list[Tensor], places: list[
 
 
 def _gradients(
-    problem: Problem, z: Tensor, captured: list[Tensor], g: Tensor
+    problem: ImplicitProblem, z: Tensor, captured: list[Tensor], g: Tensor
 ) -> Sequence[Tensor | None]:
     """Return gradients of the captured tensors, differentiable in any way."""
     linear = linear_problem(problem, problem.function, transposed=True)
@@ -354,7 +356,7 @@ def _gradients_by_graph(
 
 
 def _gradients_of_instances(
-    problem: Problem, z: Tensor, lost: Tensor, captured: list[Tensor], g: Tensor
+    problem: ImplicitProblem, z: Tensor, lost: Tensor, captured: list[Tensor], g: Tensor
 ) -> list[Tensor | None]:
     """Return the gradients for each of several g, (N, B, D)."""
     places = [i for i, x in enumerate(captured) if is_differentiable(x)]

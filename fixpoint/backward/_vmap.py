@@ -8,7 +8,7 @@ from torch import Tensor
 from fixpoint._groups import groups_of
 from fixpoint._modes import unrecorded
 from fixpoint._torch import inside_vmap, no_gradients, transform_level
-from fixpoint.backward._adjoint import AdjointSolve, Problem, implicit_function
+from fixpoint.backward._adjoint import AdjointSolve, ImplicitProblem, implicit_function
 from fixpoint.backward._evaluation import solve_without_gradient
 from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Solution
@@ -37,7 +37,7 @@ def solve_in_vmap(
         )
     closure = closure_convert_in_vmap(phi, z0.detach())
     solutions: list[Solution] = []
-    problem = Problem(
+    problem = ImplicitProblem(
         function=closure.function, solver=solver, adjoint=adjoint, t=t, note=solutions.append
     )
     z, iterations, result, *measured = implicit_function(problem, z0.detach(), *closure.captured)

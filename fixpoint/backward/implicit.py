@@ -18,7 +18,12 @@ from fixpoint._torch import (
     primal,
     transform_level,
 )
-from fixpoint.backward._adjoint import AdjointSolve, Preconditioner, Problem, implicit_function
+from fixpoint.backward._adjoint import (
+    AdjointSolve,
+    ImplicitProblem,
+    Preconditioner,
+    implicit_function,
+)
 from fixpoint.backward._evaluation import solve_without_gradient
 from fixpoint.backward._repetition import check_repetition
 from fixpoint.backward._vmap import solve_in_vmap
@@ -163,7 +168,7 @@ class Implicit(Backward):
         if not captured:
             return solution
         check_repetition(self.repetition, solver, solution, z, closure.fz)
-        problem = Problem(
+        problem = ImplicitProblem(
             function=closure.function,
             solver=solver,
             adjoint=self._adjoint_solve(solver, z.dtype, last),
@@ -205,7 +210,7 @@ class Implicit(Backward):
                 return solve_in_vmap(solver, adjoint, phi, z0, t)
             solution = at_level_zero(lambda phi: solver.run(phi, primal(z0), t), phi)
             closure, z = _closure_at(solution, solver, phi, primal(z0))
-        problem = Problem(
+        problem = ImplicitProblem(
             function=closure.function,
             solver=solver,
             adjoint=self._adjoint_solve(solver, z0.dtype),

@@ -32,7 +32,7 @@ from fixpoint.training.recipe.schema import Recipe
 app = typer.Typer(add_completion=False)
 
 OWNERS = {
-    **{"dataset": "--dataset", "model": "--models", "solver": "--solvers", "cell": "--cell"},
+    **{"dataset": "--dataset", "model": "--models", "solver": "--solvers", "map": "--map"},
     **{"backward": "--backward", "seed": "--seeds"},
 }
 """Options of the grid by the key that each sets in every run."""
@@ -43,7 +43,7 @@ OWNERS = {
     *("hidden", "epochs", "batch_size", "lr", "device"),
     *RECORDING,
     defaults=True,
-    shown={"lr": "per cell"} | dict.fromkeys(RECORDING, ""),
+    shown={"lr": "per map"} | dict.fromkeys(RECORDING, ""),
 )
 def compare(
     *,
@@ -70,7 +70,7 @@ def compare(
             show_default="per solver",
         ),
     ] = None,
-    cell: Annotated[
+    map: Annotated[
         str | None,
         typer.Option(
             help="Comma-separated jordan, self-feedback, identity-feedback, linear.",
@@ -107,7 +107,7 @@ def compare(
             datasets=split(dataset),
             models=split(models),
             solvers=split(solvers),
-            cells=None if cell is None else split(cell),
+            maps=None if map is None else split(map),
             backwards=None if backward is None else split(backward),
             seeds=integers("--seeds", seeds),
             given={*flags, *keys_of(settings)},

@@ -59,7 +59,7 @@ Plugins = Annotated[
     typer.Option(
         "--plugin",
         metavar="FILE",
-        help="A Python file or module that registers cells, solvers or models; repeatable.",
+        help="A Python file or module that registers maps, solvers or models; repeatable.",
     ),
 ]
 Jobs = Annotated[

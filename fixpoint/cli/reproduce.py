@@ -76,7 +76,7 @@ def reproduce(
 
     Finished runs in --out are not run again, unfinished ones are continued. With figures, draw
     those of the paper, as "fixpoint figures" does. With solvers, repeat the comparison of solvers,
-    backwards, tolerances and cells on HAR-2.
+    backwards, tolerances and maps on HAR-2.
     """
     with one_message("Stopped; finished epochs are kept, the same command continues."):
         if target == "figures":

@@ -25,7 +25,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 @recipe_options(
-    *("dataset", "model", "hidden", "cell", "solver", "max_iter", "backward", "epochs"),
+    *("dataset", "model", "hidden", "map", "solver", "max_iter", "backward", "epochs"),
     *("batch_size", "lr", "optimizer", "schedule", "seed", "device", "devices", "precision"),
     *RECORDING,
 )

@@ -15,7 +15,7 @@ from fixpoint.models import ERNN, UGRNN, EquilibriumMap, FastGRNN, FastRNN, Jord
 from fixpoint.solvers import Broyden, InexactNewton
 
 POSSIBLE = (
-    "ERNN with a fixed number of steps of InexactNewton (the Jordan cell, or any cell with "
+    "ERNN with a fixed number of steps of InexactNewton (the Jordan map, or any map with "
     "max_iter=1), FastRNN, FastGRNN, UGRNN, RNN, GRU and LSTM, of any number of layers in one "
     "direction"
 )
@@ -68,7 +68,7 @@ class _Weights:
 
 
 def _ernn(cell: Any, timesteps: int, fold: bool) -> Recurrence:
-    solver, phi = cell.fixed_point.solver, cell.cell
+    solver, phi = cell.fixed_point.solver, cell.map
     if solver.has_tolerance or not isinstance(solver, InexactNewton):
         raise ValueError(
             f"{type(solver).__name__} solves to a tolerance, in a number of updates that depends "
@@ -101,18 +101,18 @@ def _equilibrium(cell: Any, timesteps: int, fold: bool) -> Recurrence:
             f"{type(solver).__name__} cannot be in a graph for any batch: train with --solver "
             "anderson, picard, damped-picard or squarem, and export that run"
         )
-    return Equilibrium.of(cell.cell, cell.fixed_point)
+    return Equilibrium.of(cell.map, cell.fixed_point)
 
 
-def _map(cell: EquilibriumMap, fold: bool) -> tuple[Factors, Factors, Factors, Tensor | None]:
-    """Return V, W, U and b of a cell; the Jordan cell's U may be multiplied into the others."""
-    if fold or type(cell) is not JordanMap or cell.rank == 0:
-        weights = cell.as_leaky_step()
+def _map(phi: EquilibriumMap, fold: bool) -> tuple[Factors, Factors, Factors, Tensor | None]:
+    """Return V, W, U and b of a map; the Jordan map's U may be multiplied into the others."""
+    if fold or type(phi) is not JordanMap or phi.rank == 0:
+        weights = phi.as_leaky_step()
         assert weights is not None  # where it has a fused path
         V, W, b = weights
         return (V,), (W,), (), b
-    U = (cell.U,) if cell.rank is None else (cell.U1, cell.U2)
-    return (cell.V,), (cell.W,), U, cell.b
+    U = (phi.U,) if phi.rank is None else (phi.U1, phi.U2)
+    return (phi.V,), (phi.W,), U, phi.b
 
 
 def _fastrnn(cell: Any, timesteps: int, fold: bool) -> Recurrence:

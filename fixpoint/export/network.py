@@ -137,7 +137,7 @@ def read_network(
 
     Args:
         run: what `load_trained` gives, or the folder of a run or of one of its checkpoints.
-        fold: multiply the factors of the Jordan cell together, (I + U) V, and those of a matrix
+        fold: multiply the factors of the Jordan map together, (I + U) V, and those of a matrix
             that is smaller as a whole. Else they are applied one after the other, as trained.
         equilibria: whether layers that are solved to a tolerance are read too, as a graph can
             hold them.

@@ -10,7 +10,7 @@ from fixpoint.models.heads.language_model import LanguageModel
 from fixpoint.models.heads.recurrent_dropout import RecurrentDropout
 from fixpoint.models.initialization import identity_transition_
 from fixpoint.models.maps import (
-    CELLS,
+    MAPS,
     EquilibriumMap,
     IdentityFeedbackMap,
     JordanMap,
@@ -34,12 +34,12 @@ from fixpoint.models.rnn.ugrnn import UGRNN, UGRNNCell
 
 __all__ = [
     "ACTIVATIONS",
-    "CELLS",
     "DEQ",
     "ERNN",
     "EURNN",
     "GRU",
     "LSTM",
+    "MAPS",
     "UGRNN",
     "ERNNCell",
     "EURNNCell",

@@ -1,4 +1,4 @@
-"""Initialization of the weights of a cell other than that of the paper."""
+"""Initialization of the weights of a map other than that of the paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fixpoint.models.maps import EquilibriumMap, SelfFeedbackMap
 
 
 @torch.no_grad()
-def identity_transition_(cell: EquilibriumMap, *, input_gain: float = 1.0) -> EquilibriumMap:
+def identity_transition_(phi: EquilibriumMap, *, input_gain: float = 1.0) -> EquilibriumMap:
     """Set V = I - U in place, so that the transition dh_t / dh_{t-1} starts at the identity.
 
     Where sigma has slope 1, h_t = h_{t-1} + (I - U)^-1 (W x_t + b): the state, and the gradient
@@ -25,11 +25,11 @@ def identity_transition_(cell: EquilibriumMap, *, input_gain: float = 1.0) -> Eq
     learning rate of U and V (`training.recurrent_lr`) keeps the first updates stable.
 
     Args:
-        cell: a `SelfFeedbackMap` or `LinearMap`; returned.
+        phi: a `SelfFeedbackMap` or `LinearMap`; returned.
         input_gain: factor of W, in place.
 
     Raises:
-        TypeError: another cell.
+        TypeError: another map.
         ValueError: input_gain is not positive.
 
     Source: Le, Jaitly, Hinton (2015), A simple way to initialize recurrent networks of rectified
@@ -38,27 +38,27 @@ def identity_transition_(cell: EquilibriumMap, *, input_gain: float = 1.0) -> Eq
     Example:
         >>> import torch
         >>> from fixpoint.models import SelfFeedbackMap, identity_transition_
-        >>> cell = identity_transition_(SelfFeedbackMap(3, 8, nonlinearity="relu", bound=0.5))
-        >>> torch.allclose(cell.U + cell.V, torch.eye(8), atol=1e-6)
+        >>> phi = identity_transition_(SelfFeedbackMap(3, 8, nonlinearity="relu", bound=0.5))
+        >>> torch.allclose(phi.U + phi.V, torch.eye(8), atol=1e-6)
         True
     """
-    if not isinstance(cell, SelfFeedbackMap):
+    if not isinstance(phi, SelfFeedbackMap):
         raise TypeError(
             "identity_transition_ sets V = I - U of a SelfFeedbackMap or LinearMap; "
-            f"got {type(cell).__name__}"
+            f"got {type(phi).__name__}"
         )
     positive(input_gain=input_gain)
-    U = cell.U
+    U = phi.U
     identity = torch.eye(len(U), dtype=U.dtype, device=U.device)
-    _assign(cell, "V", identity - U)
+    _assign(phi, "V", identity - U)
     if input_gain != 1:
-        _assign(cell, "W", input_gain * cell.W)
-    return cell
+        _assign(phi, "W", input_gain * phi.W)
+    return phi
 
 
-def _assign(cell: EquilibriumMap, name: str, value: Tensor) -> None:
+def _assign(phi: EquilibriumMap, name: str, value: Tensor) -> None:
     # A parametrization of a weight is given the new value and decides what to store.
-    if parametrize.is_parametrized(cell, name):
-        setattr(cell, name, value)
+    if parametrize.is_parametrized(phi, name):
+        setattr(phi, name, value)
     else:
-        getattr(cell, name).copy_(value)
+        getattr(phi, name).copy_(value)

@@ -202,7 +202,7 @@ class JordanMap(EquilibriumMap):
 
     Example:
         >>> from fixpoint.models import ERNN, JordanMap
-        >>> ERNN(3, 8, cell=JordanMap(3, 8, rank=2), max_iter=2).l0.cell.U1.shape
+        >>> ERNN(3, 8, map=JordanMap(3, 8, rank=2), max_iter=2).l0.map.U1.shape
         torch.Size([8, 2])
     """
 
@@ -256,7 +256,7 @@ class JordanMap(EquilibriumMap):
 
 
 class SelfFeedbackMap(EquilibriumMap):
-    """phi = sigma(U h + V h_{t-1} + W x + b): the cell for equilibria solved to a tolerance.
+    """phi = sigma(U h + V h_{t-1} + W x + b): the map for equilibria solved to a tolerance.
 
     Args:
         bound: keep ||U||_2 = bound by `bound_spectral_norm`. Below 1 phi is a contraction, so that
@@ -268,8 +268,8 @@ class SelfFeedbackMap(EquilibriumMap):
         >>> import torch
         >>> from fixpoint import Anderson, Implicit
         >>> from fixpoint.models import ERNN, SelfFeedbackMap
-        >>> cell = SelfFeedbackMap(3, 8, bound=0.9)
-        >>> layer = ERNN(3, 8, cell=cell, solver=Anderson(), backward=Implicit())
+        >>> phi = SelfFeedbackMap(3, 8, bound=0.9)
+        >>> layer = ERNN(3, 8, map=phi, solver=Anderson(), backward=Implicit())
         >>> layer(torch.randn(5, 2, 3))[0].shape
         torch.Size([5, 2, 8])
     """
@@ -320,7 +320,7 @@ class IdentityFeedbackMap(EquilibriumMap):
         >>> import torch
         >>> from fixpoint import Newton, Implicit
         >>> from fixpoint.models import ERNN
-        >>> layer = ERNN(2, 8, cell="identity-feedback", solver=Newton(), backward=Implicit())
+        >>> layer = ERNN(2, 8, map="identity-feedback", solver=Newton(), backward=Implicit())
         >>> layer(torch.randn(5, 1, 2))[0].shape
         torch.Size([5, 1, 8])
     """
@@ -359,7 +359,7 @@ class LinearMap(SelfFeedbackMap):
 
     Example:
         >>> from fixpoint.models import ERNN
-        >>> type(ERNN(3, 8, cell="linear").l0.cell).__name__
+        >>> type(ERNN(3, 8, map="linear").l0.map).__name__
         'LinearMap'
     """
 
@@ -375,7 +375,7 @@ class LinearMap(SelfFeedbackMap):
         **options: Unpack[MapOptions],
     ) -> None:
         if options.get("nonlinearity") not in (None, "identity"):
-            raise ValueError("the linear cell has no nonlinearity; leave it out")
+            raise ValueError("the linear map has no nonlinearity; leave it out")
         super().__init__(input_size, hidden_size, bound=bound, **options)
         if inverse not in (None, "exact", "neumann"):
             raise ValueError(f'inverse must be None, "exact" or "neumann"; got {inverse!r}')
@@ -440,8 +440,8 @@ class ManifoldMap(EquilibriumMap):
         >>> import torch
         >>> from fixpoint import Anderson, Implicit
         >>> from fixpoint.models import ERNN, ManifoldMap
-        >>> cell = ManifoldMap(3, 8, bound=0.8)
-        >>> layer = ERNN(3, 8, cell=cell, solver=Anderson(), backward=Implicit())
+        >>> phi = ManifoldMap(3, 8, bound=0.8)
+        >>> layer = ERNN(3, 8, map=phi, solver=Anderson(), backward=Implicit())
         >>> layer(torch.randn(5, 2, 3))[0].shape
         torch.Size([5, 2, 8])
     """
@@ -479,11 +479,11 @@ class ManifoldMap(EquilibriumMap):
         return super().extra_repr() + f", gamma={self.gamma:g}{bound}"
 
 
-CELLS: dict[str, type[EquilibriumMap]] = {
+MAPS: dict[str, type[EquilibriumMap]] = {
     "jordan": JordanMap,
     "self-feedback": SelfFeedbackMap,
     "identity-feedback": IdentityFeedbackMap,
     "linear": LinearMap,
     "manifold": ManifoldMap,
 }
-"""Every cell by the name that `ERNN` and the command line take."""
+"""Every map by the name that `ERNN` and the command line take."""

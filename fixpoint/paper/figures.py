@@ -91,7 +91,7 @@ class Runs:
 
         def ernn() -> nn.Module:
             solver = InexactNewton(1, timesteps=x.shape[1])
-            return ERNN(2, 10, cell="identity-feedback", solver=solver, batch_first=True)
+            return ERNN(2, 10, map="identity-feedback", solver=solver, batch_first=True)
 
         layers = {"RNN": lambda: nn.RNN(2, 10, batch_first=True), "ERNN": ernn}
         train = partial(record_training, x=x, y=y, test=test, epochs=self.epochs, clip=1.0)

@@ -125,17 +125,17 @@ def with_solver(model: nn.Module, solver: Solver, backward: Backward) -> LastSta
     so.
     """
     layer: Any = model.layer
-    cell = layer.cell
+    phi = layer.map
     head: Any = model.head
     other = ERNN(
-        cell.input_size,
-        cell.hidden_size,
-        cell=cell,
+        phi.input_size,
+        phi.hidden_size,
+        map=phi,
         solver=solver,
         backward=backward,
         batch_first=True,
     )
-    changed = LastStateClassifier(other, cell.hidden_size, head.out_features)
+    changed = LastStateClassifier(other, phi.hidden_size, head.out_features)
     changed.head = head
     return changed
 

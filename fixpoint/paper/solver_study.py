@@ -1,4 +1,4 @@
-"""`fixpoint reproduce solvers`: which solver, backward, tolerance and cell on HAR-2."""
+"""`fixpoint reproduce solvers`: which solver, backward, tolerance and map on HAR-2."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ COMMON: dict[str, Any] = {
     **{"dataset": "har2", "normalize": "asinh", "rotate": 30.0},
     **{"epochs": 40, "schedule": "cosine", "clip": 1.0},
 }
-STEPS: dict[str, Any] = {"solver": "inexact-newton", "cell": "jordan", "rank": 8, "eta": 0.03}
+STEPS: dict[str, Any] = {"solver": "inexact-newton", "map": "jordan", "rank": 8, "eta": 0.03}
 EQUILIBRIUM: dict[str, Any] = {
-    **{"solver": "picard", "backward": "implicit", "cell": "self-feedback", "rtol": 1e-3},
+    **{"solver": "picard", "backward": "implicit", "map": "self-feedback", "rtol": 1e-3},
     **{"nonlinearity": "relu", "init": "identity", "bound": 0.5, "lr": 0.003},
 }
 
 TOLERANCES = (1e-2, 1e-3, 1e-5)
 BACKWARDS = ("implicit", "unrolled", "phantom")
 BOUNDS = (0.5, 0.9, 0.99, 0.0)
-"""Of ||U||_2 in the equilibrium cells; 0 is none."""
+"""Of ||U||_2 in the equilibrium maps; 0 is none."""
 
 Design = Sequence[tuple[dict[str, Any], tuple[int, ...]]]
 """Settings of each row, and its seeds."""
@@ -59,7 +59,7 @@ def _design() -> Design:
 
 DESIGN: Design = _design()
 """The main rows, trained to the end, and a sweep of one epoch over solver, tolerance, backward and
-cell. The learning rate of that epoch is that of the first one of the main rows."""
+map. The learning rate of that epoch is that of the first one of the main rows."""
 
 
 def study_runs(
@@ -187,23 +187,23 @@ GRID_COLUMNS = (
 
 def markdown_table(records: list[Record]) -> str:
     """Return a row for each setting; mean and standard deviation where it has several seeds."""
-    heads = ["cell", "solver", "rtol", "backward", "seeds", *(column.head for column in COLUMNS)]
+    heads = ["map", "solver", "rtol", "backward", "seeds", *(column.head for column in COLUMNS)]
     rows = []
     for group in groups([{**r, "accuracy_first": r["epochs"][0]["accuracy"]} for r in records]):
         run = group[0]["run"]
-        cells = [_cell(run), _solver(run), _tolerance(run), run["backward"], str(len(group))]
+        cells = [_map(run), _solver(run), _tolerance(run), run["backward"], str(len(group))]
         rows.append([*cells, *(_text(column, group) for column in COLUMNS)])
     return _markdown(heads, rows)
 
 
 def sweep_table(records: list[Record]) -> str:
-    """Return a row for each cell, solver and tolerance, with a few columns for each backward."""
+    """Return a row for each map, solver and tolerance, with a few columns for each backward."""
     by_row: dict[tuple[str, ...], dict[str, list[Record]]] = {}
     for record in records:
         run = record["run"]
-        row = by_row.setdefault((_cell(run), _solver(run), _tolerance(run)), {})
+        row = by_row.setdefault((_map(run), _solver(run), _tolerance(run)), {})
         row.setdefault(run["backward"], []).append(record)
-    heads = ["cell", "solver", "rtol", "iterations"]
+    heads = ["map", "solver", "rtol", "iterations"]
     heads += [f"{name}: {column.head}" for name in BACKWARDS for column in SWEEP_COLUMNS]
     rows = [
         [*row, _text(ITERATIONS, next(iter(found.values())))]
@@ -235,8 +235,8 @@ def _text(column: Column, group: list[Record]) -> str:
     return "diverged" if lost and column is LAST else column.text(group)
 
 
-def _cell(run: dict[str, Any]) -> str:
-    if run["cell"] == "jordan":
+def _map(run: dict[str, Any]) -> str:
+    if run["map"] == "jordan":
         return "Jordan"
     return f"bound {run['bound']:g}" if run["bound"] else "free"
 

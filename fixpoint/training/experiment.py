@@ -282,7 +282,7 @@ def _solve_statistics(model: nn.Module, x: Tensor) -> dict[str, Any]:
         return _NO_STATISTICS
     features = _features(model, x)
     path = layer.trajectory(features)
-    gap = equilibrium_gap(layer.cell, features.transpose(0, 1), path.output.transpose(0, 1))
+    gap = equilibrium_gap(layer.map, features.transpose(0, 1), path.output.transpose(0, 1))
     tolerance = layer.fixed_point.solver.has_tolerance
     converged = (path.result.cpu() == Result.CONVERGED).double().mean().item()
     return {

@@ -25,14 +25,14 @@ def jordan(T=5, K=2, *, nonlinearity="tanh", batch_first=False):
         batch_first=batch_first,
     ).double()
     with torch.no_grad():
-        layer.cell.b.normal_()
+        layer.map.b.normal_()
         layer.fixed_point.solver.eta.copy_(0.4 + 0.3 * sample(T, K, seed=7))
     return layer
 
 
 def direct_profile(layer, x):
-    """Norm and interval at every (t, k, row), from the formula of the Jordan cell in NumPy."""
-    w = reference.weights(layer.cell)
+    """Norm and interval at every (t, k, row), from the formula of the Jordan map in NumPy."""
+    w = reference.weights(layer.map)
     eta = layer.fixed_point.solver.eta.detach().double().numpy()
     T, B = x.shape[:2]
     (K, one) = (eta.shape[1], np.eye(4))
@@ -90,7 +90,7 @@ def test_a_tolerance_solver_is_looked_at_where_it_ended():
     torch.manual_seed(0)
     cell = SelfFeedbackMap(3, 4, bound=0.5).double().eval()
     solver = Anderson(rtol=1e-12, atol=0)
-    layer = ERNN(3, 4, cell=cell, solver=solver, backward=Implicit())
+    layer = ERNN(3, 4, map=cell, solver=solver, backward=Implicit())
     x = sample(5, 3, 3)
     profile = contraction_profile(layer, x)
     assert profile.eta.tolist() == [[1.0]] * 5
@@ -107,7 +107,7 @@ def test_a_tolerance_solver_is_looked_at_where_it_ended():
 def test_a_fixed_number_of_damped_steps():
     layer = ERNN(3, 4, solver=Picard(beta=0.25, max_iter=3, rtol=0, atol=0)).double()
     newton = ERNN(3, 4, solver=InexactNewton(3, eta=0.25, learn=False)).double()
-    newton.cell.load_state_dict(layer.cell.state_dict())
+    newton.map.load_state_dict(layer.map.state_dict())
     x = sample(5, 2, 3)
     given, expected = contraction_profile(layer, x), contraction_profile(newton, x)
     assert given.eta.tolist() == [[0.25] * 3] * 5
@@ -148,7 +148,7 @@ def test_a_window_that_is_not_finite(nonlinearity):
 
 def test_gap_is_its_definition(named_cell_of_the_table):
     name, cell = named_cell_of_the_table
-    layer = ERNN(3, 4, cell=cell, max_iter=2).double()
+    layer = ERNN(3, 4, map=cell, max_iter=2).double()
     x = sample(5, 3, 3)
     output = layer(x)[0].detach()
     gap = equilibrium_gap(cell, x, output)
@@ -166,10 +166,10 @@ def test_gap_is_its_definition(named_cell_of_the_table):
 
 @pytest.fixture(params=["jordan", "self-feedback", "identity-feedback", "linear"])
 def named_cell_of_the_table(request):
-    from fixpoint.models import CELLS
+    from fixpoint.models import MAPS
 
     torch.manual_seed(0)
-    cell = CELLS[request.param](3, 4).double()
+    cell = MAPS[request.param](3, 4).double()
     torch.nn.init.normal_(cell.b)
     return request.param, cell
 
@@ -178,9 +178,9 @@ def test_gap_tells_an_equilibrium_from_a_leaky_integrator():
     torch.manual_seed(0)
     cell = SelfFeedbackMap(3, 4, bound=0.5).double().eval()
     x = sample(5, 3, 3)
-    solved = ERNN(3, 4, cell=cell, solver=Picard(rtol=1e-9, atol=0), backward=Implicit())
+    solved = ERNN(3, 4, map=cell, solver=Picard(rtol=1e-9, atol=0), backward=Implicit())
     assert (equilibrium_gap(cell, x, solved(x)[0].detach()) <= 1.001e-9).all()
-    few = ERNN(3, 4, cell=cell, max_iter=1)  # eta = 0.01
+    few = ERNN(3, 4, map=cell, max_iter=1)  # eta = 0.01
     assert (equilibrium_gap(cell, x, few.double()(x)[0].detach()) > 0.9).all()
 
 
@@ -188,8 +188,8 @@ def test_gap_of_a_dead_unit_that_rests_at_zero():
     """phi = 0 and h = 0 is an equilibrium: 0, not 0 / 0."""
     layer = ERNN(3, 4)
     with torch.no_grad():
-        layer.cell.b.fill_(-100.0)
-    assert not equilibrium_gap(layer.cell, torch.zeros(1, 2, 3), torch.zeros(1, 2, 4)).any()
+        layer.map.b.fill_(-100.0)
+    assert not equilibrium_gap(layer.map, torch.zeros(1, 2, 3), torch.zeros(1, 2, 4)).any()
 
 
 def test_the_interval_of_the_profile_is_that_of_feasible_eta():
@@ -197,7 +197,7 @@ def test_the_interval_of_the_profile_is_that_of_feasible_eta():
     x = sample(5, 3, 3)
     profile = contraction_profile(layer, x)
     past = layer(x)[0].detach()[2]
-    interval = feasible_eta(layer.cell.bind(x)(3, past), past)
+    interval = feasible_eta(layer.map.bind(x)(3, past), past)
     torch.testing.assert_close(profile.upper[3, 0], interval.upper, rtol=1e-13, atol=0)
     torch.testing.assert_close(profile.lower[3, 0], interval.lower, rtol=1e-13, atol=0)
 

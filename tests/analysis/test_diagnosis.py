@@ -44,7 +44,7 @@ def test_the_parts_are_those_of_the_single_functions():
     some = contraction_profile(layer, x[:, [0, 2, 5]], points=5)
     for part, expected in zip(given.profile, some, strict=True):
         assert torch.equal(part, expected)
-    torch.testing.assert_close(given.gap, gap_of(layer.cell, x, layer(x)[0]))
+    torch.testing.assert_close(given.gap, gap_of(layer.map, x, layer(x)[0]))
     assert (given.result == Result.FIXED_STEPS).all()
     assert (given.iterations == 1).all()
     assert str(given).splitlines() == list(given.sentences)
@@ -90,7 +90,7 @@ def test_updates_that_fail_alike_are_named_together():
 def test_a_solved_layer_equilibrates():
     torch.manual_seed(0)
     cell = SelfFeedbackMap(3, 4, bound=0.5)
-    layer = ERNN(3, 4, cell=cell, solver=Anderson(rtol=1e-4, atol=0), backward=Implicit())
+    layer = ERNN(3, 4, map=cell, solver=Anderson(rtol=1e-4, atol=0), backward=Implicit())
     model = LastStateClassifier(layer, 4, 2).train()
     given = diagnose(model, sample(20, 6, 3))
     assert "SelfFeedbackMap and Anderson, rtol = 0.0001" in given.sentences[0]
@@ -104,7 +104,7 @@ def test_a_solved_layer_equilibrates():
 def test_solves_that_failed_are_counted_with_their_remedy():
     cell = SelfFeedbackMap(3, 4, bound=0.9)
     solver = Picard(rtol=1e-6, atol=0, max_iter=3)
-    layer = ERNN(3, 4, cell=cell, solver=solver, backward=Implicit())
+    layer = ERNN(3, 4, map=cell, solver=solver, backward=Implicit())
     given = diagnose(layer, sample(5, 2, 3)).sentences
     assert given[1] == "The tolerance was reached in 0 % of the solves, by 3.0 updates."
     assert given[2].startswith("10 solves ended as MAX_ITER: max_iter updates were not enough")

@@ -9,7 +9,7 @@ import torch
 
 from fixpoint.analysis import EXPANDING_BAND, tanh_equilibrium, tanh_equilibrium_derivative
 
-# CELLS.md, section 2: alpha, Phi, Phi', from mpmath with 60 digits.
+# MAPS.md, section 2: alpha, Phi, Phi', from mpmath with 60 digits.
 TABLE = [
     (1e-6, 0.01442189571377182259672527, 4806.8985855210357798),
     (1e-3, 0.1436260284342617714585458, 47.476772445412141982),

@@ -21,7 +21,7 @@ def layers():
         ernn.fixed_point.solver.eta.copy_(0.3 + 0.1 * torch.randn(6, 2))
     solver = Anderson(rtol=1e-13, atol=0, max_iter=100)
     cell = SelfFeedbackMap(3, 4, bound=0.5).eval()
-    solved = ERNN(3, 4, cell=cell, solver=solver, backward=Implicit(Anderson(rtol=1e-13, atol=0)))
+    solved = ERNN(3, 4, map=cell, solver=solver, backward=Implicit(Anderson(rtol=1e-13, atol=0)))
     return {
         "rnn": nn.RNN(3, 4),
         "two layers": nn.RNN(3, 4, num_layers=2),
@@ -92,7 +92,7 @@ def test_an_early_gradient_against_a_restart_of_the_layer(name):
 def test_the_first_gradient_of_an_ernn_against_its_jacobian_by_finite_differences(name):
     """h_1 -> h_T with steps 2 .. T of the same eta, through an input that sets h_0."""
     layer, x = layers()[name].double(), sample(6, 1, 3)
-    at, solve = layer.cell.bind(x), layer.fixed_point
+    at, solve = layer.map.bind(x), layer.fixed_point
 
     def rest(h):
         with torch.no_grad():
@@ -115,10 +115,10 @@ def test_the_first_gradient_of_an_ernn_against_its_jacobian_by_finite_difference
 
 def test_spectrum_of_a_linear_layer_is_that_of_a_matrix_power():
     solver = Picard(rtol=1e-14, atol=0, max_iter=200)
-    layer = ERNN(3, 4, cell="linear", solver=solver).double()
+    layer = ERNN(3, 4, map="linear", solver=solver).double()
     with torch.no_grad():
-        layer.cell.U.mul_(0.5)
-    U, V = (w.detach().numpy() for w in (layer.cell.U, layer.cell.V))
+        layer.map.U.mul_(0.5)
+    U, V = (w.detach().numpy() for w in (layer.map.U, layer.map.V))
     A = np.linalg.solve(np.eye(4) - U, V)
     given = jacobian_spectrum(layer, sample(6, 2, 3), times=[0, 3, 5])
     for row, t in zip(given, [0, 3, 5], strict=True):

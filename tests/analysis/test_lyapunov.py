@@ -14,8 +14,8 @@ def test_a_linear_leaky_recurrence():
     """h' = (1 - eta) h + eta A h: log of the largest eigenvalue, here A = diag."""
     layer = ERNN(2, 3, nonlinearity="identity", max_iter=2, rank=1).double()
     with torch.no_grad():
-        layer.cell.U1.zero_()
-        layer.cell.V.copy_(torch.diag(torch.tensor([0.9, 0.2, -0.5])))
+        layer.map.U1.zero_()
+        layer.map.V.copy_(torch.diag(torch.tensor([0.9, 0.2, -0.5])))
         layer.fixed_point.solver.eta.copy_(torch.tensor([0.5, 0.25]))
     found = lyapunov_exponent(layer, torch.randn(120, 2, 2, dtype=torch.float64))
     expected = math.log((1 - 0.5 * 0.1) * (1 - 0.25 * 0.1))
@@ -47,11 +47,11 @@ def test_a_joint_equilibrium():
     """h = u h + v h_prev + ..: the step is v / (1 - u)."""
     solver = Picard(rtol=1e-12, atol=1e-14)
     layer = ERNN(
-        2, 1, cell="linear", solver=solver, backward=Implicit(), implementation="reference"
+        2, 1, map="linear", solver=solver, backward=Implicit(), implementation="reference"
     ).double()
     with torch.no_grad():
-        layer.cell.U.fill_(0.5)
-        layer.cell.V.fill_(0.3)
+        layer.map.U.fill_(0.5)
+        layer.map.V.fill_(0.3)
     found = lyapunov_exponent(layer, torch.randn(20, 2, 2, dtype=torch.float64))
     torch.testing.assert_close(found.exponent, torch.full_like(found.exponent, math.log(0.6)))
 

@@ -46,7 +46,7 @@ def profile(K, *, infeasible=(), eta=0.1):
 def record(K=1, *, label="inexact-newton K=1", **options):
     return {
         "label": label,
-        "run": {"cell": "jordan", "dataset": "har2-sample"},
+        "run": {"map": "jordan", "dataset": "har2-sample"},
         "contraction": {"before": profile(K), "after": profile(K, **options)},
     }
 

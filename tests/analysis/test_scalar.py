@@ -13,7 +13,7 @@ from fixpoint.analysis import (
     tanh_plain_steps,
 )
 
-# CELLS.md, section 2: plain iteration from 0 to 1e-6 and to 1e-10, Newton steps.
+# MAPS.md, section 2: plain iteration from 0 to 1e-6 and to 1e-10, Newton steps.
 ALPHA = [1e-6, 1e-3, 0.01, 0.1, 0.5, 1, 2, 5]
 TO_6 = [53_039, 640, 145, 32, 10, 6, 4, 2]
 TO_10 = [97_317, 1_082, 239, 52, 17, 10, 6, 3]

@@ -39,7 +39,7 @@ def test_help_lists_commands_and_options():
     assert "compare" in run("-h").stdout
     text = run("compare", "-h").stdout
     for option in (
-        *("--dataset", "--solvers", "--backward", "--cell", "--hidden", "--epochs", "--seeds"),
+        *("--dataset", "--solvers", "--backward", "--map", "--hidden", "--epochs", "--seeds"),
         *("--out", "--device", "--batch-size", "--lr", "--jobs", "--models", "--set"),
     ):
         assert option in text
@@ -86,7 +86,7 @@ BAD = {
     "updates": (["--solvers", "picard:0"], "NAME or NAME:MAX_ITER .*got 'picard:0', try picard:2"),
     "no solver": (["--solvers", ","], "--solvers is empty"),
     "data set": (["--dataset", "har"], "unknown data set 'har': expected one of har2-sample"),
-    "cell": (["--cell", "jordon"], "unknown cell 'jordon': expected one of .*'jordan'"),
+    "map": (["--map", "jordon"], "unknown cell 'jordon': expected one of .*'jordan'"),
     "backward": (["--backward", "implict"], "unknown backward 'implict': expected one of unrolled"),
     "no backward": (["--backward", ""], "--backward"),
     "learned eta": (
@@ -94,8 +94,8 @@ BAD = {
         r"eta receives no gradient under Implicit: use Unrolled\(\)",
     ),
     "forgets the past": (
-        ["--solvers", "picard", "--cell", "jordan"],
-        "Picard with a tolerance would make it forget the past: use .*the self-feedback cell",
+        ["--solvers", "picard", "--map", "jordan"],
+        "Picard with a tolerance would make it forget the past: use .*the self-feedback map",
     ),
     "seeds": (["--seeds", "1,x"], "--seeds takes whole numbers by comma, as 0,1,2; got '1,x'"),
     "fractional seeds": (["--seeds", "1.5"], "--seeds takes whole numbers .* got '1.5'"),
@@ -128,7 +128,7 @@ def test_bad_input_gets_one_line_and_status_2(name, tmp_path, capfd):
     arguments, message = BAD[name]
     small = ["--hidden", "4"] if "--hidden" not in arguments else []
     small += ["--epochs", "1"] if not {"--epochs", "--epoch"} & set(arguments) else []
-    if not {"--cell", "--solvers"} & set(arguments):
+    if not {"--map", "--solvers"} & set(arguments):
         small += ["--solvers", "inexact-newton"]
     out = tmp_path / "out"
     result = run("compare", *small, *arguments, "--out", str(out))
@@ -184,7 +184,7 @@ def test_results_that_cannot_be_read_are_named(tmp_path, line):
         (["compare", "--set", "training.seed=7"], "seed is set by --seeds here"),
         (["compare", "--cluster", ""], "--cluster is empty: give a value, or leave it out"),
         (["compare", "--out="], "--out is empty"),
-        (["compare", "--cell", ","], "--cell is empty"),
+        (["compare", "--map", ","], "--map is empty"),
         (["figures", "--seeds", " , "], "--seeds is empty"),
         (["reproduce", "table2", "--seeds", ","], "--seeds is empty"),
         (["predict", ""], "an argument is empty: give a value, or leave it out"),

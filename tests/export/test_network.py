@@ -70,7 +70,7 @@ def test_a_shared_eta_has_one_row():
             "Anderson solves to a tolerance.*train with --solver inexact-newton",
         ),
         (
-            {"model": "ernn", "cell": "self-feedback", "max_iter": 2},
+            {"model": "ernn", "map": "self-feedback", "max_iter": 2},
             "SelfFeedbackMap with max_iter=2 has no device program",
         ),
     ],
@@ -119,7 +119,7 @@ def test_a_checkpoint_of_an_unfinished_run_is_exported(unfinished):
 
 def test_equilibria_are_read_for_a_graph_alone():
     layers = {
-        name: ERNN(3, 4, cell="self-feedback", solver=name, backward=Implicit())
+        name: ERNN(3, 4, map="self-feedback", solver=name, backward=Implicit())
         for name in ("anderson", "newton")
     }
     with pytest.raises(ValueError, match="export it --to onnx"):

@@ -33,7 +33,7 @@ def test_scores_are_those_of_torch_for_any_batch(model, windows, tmp_path, monke
 
 
 def test_equilibria_are_a_loop_in_the_graph_of_each_step(windows, tmp_path, monkeypatch):
-    options = {"model": "ernn", "cell": "self-feedback", "solver": "picard"}
+    options = {"model": "ernn", "map": "self-feedback", "solver": "picard"}
     run = random_run(normalize="column", hidden=4, backward="implicit", **options)
     network = read_network(run, equilibria=True)
     step = onnx._step_model(network)

@@ -22,7 +22,7 @@ def test_the_transition_is_the_identity(kind, bound):
     options = {} if kind is LinearMap else {"nonlinearity": "tanh"}
     cell = identity_transition_(kind(3, 6, bound=bound, **options).double())
     solver = Anderson(rtol=1e-13, atol=1e-13, max_iter=500)
-    layer = ERNN(3, 6, cell=cell, solver=solver, backward=Implicit())
+    layer = ERNN(3, 6, map=cell, solver=solver, backward=Implicit())
     x = torch.zeros(2, 1, 3, dtype=torch.float64)
 
     def end(h0):

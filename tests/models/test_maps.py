@@ -8,8 +8,8 @@ from torch.nn.utils import parametrize
 
 from fixpoint import Anderson, Implicit, InexactNewton, solve
 from fixpoint.models import (
-    CELLS,
     ERNN,
+    MAPS,
     IdentityFeedbackMap,
     JordanMap,
     LastStateClassifier,
@@ -57,13 +57,13 @@ def test_maps_of_a_sequence_are_phi_at_each_step(named_cell):
 @pytest.mark.parametrize("sigma", ["relu", "tanh", "sigmoid", "identity"])
 @pytest.mark.parametrize("kind", [JordanMap, SelfFeedbackMap, IdentityFeedbackMap, ManifoldMap])
 def test_every_nonlinearity(kind, sigma, make_ready):
-    name = next(name for name, known in CELLS.items() if known is kind)
+    name = next(name for name, known in MAPS.items() if known is kind)
     cell = make_ready(kind(3, 5, nonlinearity=sigma))
     h, h_prev, x = sample(4, 5), sample(4, 5, seed=2), sample(4, 3, seed=3)
     assert_rounding(cell(h, h_prev, x), expected_phi(name, cell, h, h_prev, x))
 
 
-@pytest.mark.parametrize(("name", "kind"), CELLS.items())
+@pytest.mark.parametrize(("name", "kind"), MAPS.items())
 def test_without_bias(name, kind, make_ready):
     cell = make_ready(kind(3, 5, bias=False))
     assert "b" not in cell.state_dict()
@@ -128,7 +128,7 @@ def train_bounded(kind, steps=60):
     """A bounded cell trained to push its U up, and ||U||_2 as each forward pass saw it."""
     torch.manual_seed(0)
     cell = kind(3, 16, bound=0.8)
-    layer = ERNN(3, 16, cell=cell, solver=Anderson(), backward=Implicit())
+    layer = ERNN(3, 16, map=cell, solver=Anderson(), backward=Implicit())
     optimizer = torch.optim.Adam(cell.parameters(), lr=1e-2)
     seen = []
     for _ in range(steps):
@@ -179,11 +179,11 @@ def test_a_bounded_cell_contracts(sigma, make_ready):
         torch.testing.assert_close(stretch, torch.full_like(stretch, 0.8), rtol=1e-3, atol=0)
 
 
-# The linear cell's closed form.
+# The linear map's closed form.
 
 
 def twin(cell, inverse):
-    """A linear cell with the same weights and another inverse."""
+    """A linear map with the same weights and another inverse."""
     other = LinearMap(cell.input_size, cell.hidden_size, inverse=inverse).double()
     other.load_state_dict(cell.state_dict())
     return other
@@ -249,9 +249,9 @@ def fast_rnn(w, x, alpha, beta):
 
 def without_feedback(timesteps, make_ready):
     layer = ERNN(3, 5, max_iter=1, timesteps=timesteps)
-    make_ready(layer.cell)
+    make_ready(layer.map)
     with torch.no_grad():
-        layer.cell.U.zero_()
+        layer.map.U.zero_()
         layer.fixed_point.solver.eta.fill_(0.3)
     return layer.double()
 
@@ -260,7 +260,7 @@ def test_fast_rnn_is_jordan_with_one_step_and_no_feedback(make_ready):
     """If beta = 1 - alpha and eta is shared over time, and only then."""
     x = sample(12, 3)
     layer = without_feedback(None, make_ready)
-    w = reference.weights(layer.cell)
+    w = reference.weights(layer.map)
     eta = layer.fixed_point.solver.eta.item()
     output = layer(x)[0].detach()
     assert_rounding(output, torch.from_numpy(fast_rnn(w, x.numpy(), eta, 1 - eta)))
@@ -268,7 +268,7 @@ def test_fast_rnn_is_jordan_with_one_step_and_no_feedback(make_ready):
     assert (output - other_beta).abs().max() > 0.01
 
     own_steps = without_feedback(12, make_ready)
-    own_steps.cell.load_state_dict(layer.cell.state_dict())
+    own_steps.map.load_state_dict(layer.map.state_dict())
     assert_rounding(own_steps(x)[0].detach(), output)
     with torch.no_grad():
         own_steps.fixed_point.solver.eta[5] = 0.4
@@ -281,7 +281,7 @@ def test_fast_rnn_is_jordan_with_one_step_and_no_feedback(make_ready):
 def test_jordan_follows_the_inner_iterate(K, make_ready):
     """V h^(k-1), not V h_{t-1}: the same for K = 1, another state for K >= 2."""
     cell = make_ready(JordanMap(3, 5, nonlinearity="tanh"))
-    layer = ERNN(3, 5, cell=cell, solver=InexactNewton(K, eta=0.5)).double()
+    layer = ERNN(3, 5, map=cell, solver=InexactNewton(K, eta=0.5)).double()
     x = sample(6, 3)
     w = reference.weights(cell)
     with_inner, with_past = [], []
@@ -332,9 +332,9 @@ def test_parameter_count(n, d, K, T):
     layer = ERNN(d, n, max_iter=K, timesteps=T, rank=8)
     assert parameter_count(layer) == n**2 + 2 * n * 8 + n * d + n + steps
     for name in ("self-feedback", "linear"):
-        layer = ERNN(d, n, cell=name, max_iter=K, timesteps=T)
+        layer = ERNN(d, n, map=name, max_iter=K, timesteps=T)
         assert parameter_count(layer) == 2 * n**2 + n * d + n + steps
-    layer = ERNN(d, n, cell="identity-feedback", max_iter=K, timesteps=T)
+    layer = ERNN(d, n, map="identity-feedback", max_iter=K, timesteps=T)
     assert parameter_count(layer) == n**2 + n * d + n + steps  # those of an RNN
 
 
@@ -369,7 +369,7 @@ def test_classifier_reads_the_last_state():
 # What a user can get wrong.
 
 
-@pytest.mark.parametrize("kind", CELLS.values())
+@pytest.mark.parametrize("kind", MAPS.values())
 def test_sizes_are_checked(kind):
     with pytest.raises(ValueError, match="input_size must be at least 1; got 0"):
         kind(0, 5)

@@ -28,7 +28,7 @@ LEAKY = {"implementation", "recompute", "time"}
 @pytest.mark.parametrize(
     ("cls", "options"),
     [
-        (ERNN, LEAKY | {"cell", "max_iter", "timesteps", "rank", "solver", "backward"}),
+        (ERNN, LEAKY | {"map", "max_iter", "timesteps", "rank", "solver", "backward"}),
         (FastRNN, LEAKY | {"rank"}),
         (SpectralRNN, LEAKY | {"reflections", "radius"}),
         (FastGRNN, {"rank", "implementation", "time"}),

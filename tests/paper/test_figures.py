@@ -162,4 +162,4 @@ def test_eta_of_layers():
     layer = ERNN(2, 3, max_iter=2, timesteps=4)
     assert torch.equal(learned_eta(layer), layer.fixed_point.solver.eta.detach())
     with pytest.raises(TypeError, match="Anderson has no eta"):
-        learned_eta(ERNN(2, 3, cell="self-feedback", solver="anderson"))
+        learned_eta(ERNN(2, 3, map="self-feedback", solver="anderson"))

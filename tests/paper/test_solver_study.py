@@ -38,14 +38,14 @@ RUNS = ROOT / "results/solvers_har2.jsonl"
 def small():
     torch.manual_seed(0)
     cell = SelfFeedbackMap(3, 6, bound=0.6)
-    layer = ERNN(3, 6, cell=cell, solver=Picard(), backward=Implicit(), batch_first=True)
+    layer = ERNN(3, 6, map=cell, solver=Picard(), backward=Implicit(), batch_first=True)
     model = LastStateClassifier(layer, 6, 2).double()
     return model, torch.randn(5, 7, 3, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 1])
 
 
 def test_the_tight_gradient_is_that_of_long_unrolling(small):
     model, x, y = small
-    cell, h = model.layer.cell, torch.zeros(5, 6, dtype=torch.float64)
+    cell, h = model.layer.map, torch.zeros(5, 6, dtype=torch.float64)
     for t in range(7):
         past = h
         for _ in range(80):  # 0.6^80 < 1e-17
@@ -80,7 +80,7 @@ def test_without_an_equilibrium_there_is_no_error(small):
             parameter.zero_()
         cell.U.copy_(2 * torch.eye(6))
         cell.b.fill_(1.0)
-    layer = ERNN(3, 6, cell=cell, solver=Picard(), batch_first=True)
+    layer = ERNN(3, 6, map=cell, solver=Picard(), batch_first=True)
     assert tight_gradient(LastStateClassifier(layer, 6, 2).double(), x, y) is None
 
 
@@ -184,7 +184,7 @@ def test_a_seed_that_diverged_is_not_drawn():
 
 def test_the_sweep_has_a_row_for_each_solver_with_the_backwards_beside_each_other():
     def record(backward, epochs, accuracy, **run):
-        run = {"cell": "self-feedback", "bound": 0.9, "solver": "picard", "rtol": 1e-3, **run}
+        run = {"map": "self-feedback", "bound": 0.9, "solver": "picard", "rtol": 1e-3, **run}
         return {
             **{"run": {**run, "backward": backward, "epochs": epochs, "seed": 0}},
             **{"accuracy_last": accuracy, "accuracy_best": accuracy, "mean_iterations": 2.0},

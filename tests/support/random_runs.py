@@ -34,7 +34,7 @@ MODELS = {
     "gru of 3 layers": {"model": "gru", "num_layers": 3},
     "lstm": {"model": "lstm"},
     "lstm of 2 layers": {"model": "lstm", "num_layers": 2},
-    "self-feedback": {"model": "ernn", "cell": "self-feedback", "eta": -0.02},
+    "self-feedback": {"model": "ernn", "map": "self-feedback", "eta": -0.02},
 }
 NORMALIZATIONS = ("column", "channel", "asinh", "none")
 

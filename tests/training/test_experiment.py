@@ -17,14 +17,14 @@ RUN = Recipe().changed(
     solver="inexact-newton",
     max_iter=2,
     backward="unrolled",
-    cell="jordan",
+    map="jordan",
     hidden=4,
     rank=2,
     epochs=2,
     halve_every=1,
 )
 PICARD = RUN.changed(
-    solver="picard", max_iter=30, cell="self-feedback", backward="implicit", rank=None, rtol=1e-3
+    solver="picard", max_iter=30, map="self-feedback", backward="implicit", rank=None, rtol=1e-3
 )
 
 
@@ -50,10 +50,10 @@ def test_equal_runs_have_equal_keys_and_others_do_not():
 
 def test_the_model_is_what_the_run_says(tiny):
     model = build_model(RUN, tiny)
-    assert model.layer.cell.rank == 2
+    assert model.layer.map.rank == 2
     assert model.layer.fixed_point.solver.eta.shape == (16, 2)
     bounded = build_model(PICARD, tiny)
-    assert bounded.layer.cell.bound == 0.8
+    assert bounded.layer.map.bound == 0.8
     solver = bounded.layer.fixed_point.solver
     assert (solver.max_iter, solver.rtol, solver.atol) == (30, 1e-3, 1e-4)
 
@@ -70,7 +70,7 @@ def test_record(tiny, run):
     assert record["accuracy_best"] == max(epoch.accuracy for epoch in seen)
     assert record["loss"] == seen[-1].train_loss
     assert record["seconds_per_epoch"] == pytest.approx(seen[-1].seconds)  # the first compiles
-    weights = {"jordan": 2 * 4 * 2, "self-feedback": 4 * 4}[run.model.cell]
+    weights = {"jordan": 2 * 4 * 2, "self-feedback": 4 * 4}[run.model.map]
     eta = 16 * 2 if run is RUN else 0
     count = weights + 4 * 4 + 4 * 9 + 4 + eta + (2 * 4 + 2)
     assert record["parameters"] == count

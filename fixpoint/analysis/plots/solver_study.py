@@ -27,7 +27,7 @@ TOLERANCE_COLORS = {1e-2: "sky", 1e-3: "blue", 1e-5: "indigo"}
 LINES = {"picard": "--", "anderson": "-"}
 STEP_COLORS = {"K=1": "blue", "K=2": "sky", "K=5": "indigo"}
 BACKWARD_COLORS = {"unrolled": "black", "phantom": "grey"}
-CELL_COLORS = {0.5: "blue", 0.9: "green", 0.99: "orange", 0.0: "vermilion"}
+MAP_COLORS = {0.5: "blue", 0.9: "green", 0.99: "orange", 0.0: "vermilion"}
 
 
 def accuracy_figure(records: Sequence[Record]) -> Figure:
@@ -38,7 +38,7 @@ def accuracy_figure(records: Sequence[Record]) -> Figure:
     for record in longest:
         run = record["run"]
         if record["accuracy_last"] is not None:  # it did not diverge
-            name = f"K={run['max_iter']}" if run["cell"] == "jordan" else run["solver"]
+            name = f"K={run['max_iter']}" if run["map"] == "jordan" else run["solver"]
             rows.setdefault(name, []).append(record)
     for name, seeds in rows.items():
         runs = [[epoch["accuracy"] for epoch in record["epochs"]] for record in seeds]
@@ -55,8 +55,8 @@ def accuracy_figure(records: Sequence[Record]) -> Figure:
 
 
 def iterations_figure(records: Sequence[Record]) -> Figure:
-    """Draw iterations over the time steps by tolerance and cell, and over the epochs."""
-    over_t, epochs, cells = panels(1, 3, height=2.6)
+    """Draw iterations over the time steps by tolerance and map, and over the epochs."""
+    over_t, epochs, maps = panels(1, 3, height=2.6)
     longest, shorter = _by_length(records)
     for record in shorter or records:
         run = record["run"]
@@ -69,25 +69,25 @@ def iterations_figure(records: Sequence[Record]) -> Figure:
         if run["solver"] == "anderson" and run["rtol"] == 1e-3:
             bound = run["bound"]
             label = f"Anderson, ||U|| = {bound:g}" if bound else "Anderson, U free"
-            _over_time(cells, record, label, {"color": COLORS[CELL_COLORS[bound]]})
-    solved = [record for record in longest if record["run"]["cell"] != "jordan"]
+            _over_time(maps, record, label, {"color": COLORS[MAP_COLORS[bound]]})
+    solved = [record for record in longest if record["run"]["map"] != "jordan"]
     solvers = list(dict.fromkeys(record["run"]["solver"] for record in solved))
     for solver in solvers:
         seeds = [record["epochs"] for record in solved if record["run"]["solver"] == solver]
         runs = [[epoch["iterations"] for epoch in run] for run in seeds]
         whole = [run for run in runs if len(run) == len(runs[0])]
         plot_runs(epochs, np.arange(1, len(whole[0]) + 1), whole, method=solver)
-    for axes in (over_t, epochs, cells):
+    for axes in (over_t, epochs, maps):
         axes.set_ylim(bottom=0)
         axes.set_ylabel("iterations a time step")
-    for axes in (over_t, cells):
+    for axes in (over_t, maps):
         axes.set_xlabel("time step $t$")
     epoch_axis(epochs)
     add_title(over_t, "tolerances, $||U|| = 0.5$")
     add_title(epochs, f"over training, {', '.join(map(str.capitalize, solvers))}")
-    add_title(cells, "cells, rtol 0.001")
+    add_title(maps, "maps, rtol 0.001")
     figure = figure_of(over_t)
-    legend_below(figure, [over_t, cells], columns=4)
+    legend_below(figure, [over_t, maps], columns=4)
     return figure
 
 

@@ -19,10 +19,8 @@ from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.dispatch import without_autocast
 from fixpoint.models.ops.common.plan import CallPlan, make_plan
 from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options
-from fixpoint.models.ops.recurrence.gated import GATED, gated_scan_reference
-from fixpoint.models.ops.recurrence.gated import Inputs as GatedInputs
-from fixpoint.models.ops.recurrence.leaky import LEAKY, scan_reference
-from fixpoint.models.ops.recurrence.leaky import Inputs as LeakyInputs
+from fixpoint.models.ops.recurrence.gated import GATED, GatedInputs, gated_scan_reference
+from fixpoint.models.ops.recurrence.leaky import LEAKY, LeakyInputs, scan_reference
 from fixpoint.models.rnn.parallel import (
     ParallelForm,
     checked_time,

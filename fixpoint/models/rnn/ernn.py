@@ -16,7 +16,7 @@ from fixpoint._validation import at_least
 from fixpoint.backward import Backward, Implicit, Unrolled
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models._parameters import first_parameter
-from fixpoint.models.maps import CELLS, EquilibriumMap, JordanMap
+from fixpoint.models.maps import MAPS, EquilibriumMap, JordanMap
 from fixpoint.models.ops.common.plan import CallPlan, make_plan
 from fixpoint.models.rnn.base_cell import Leaky, LeakyCell, RecurrentCell, not_fused
 from fixpoint.models.rnn.base_layer import Recurrent, StreamState
@@ -38,14 +38,14 @@ M = TypeVar("M", bound=nn.Module)
 class ERNNCell(LeakyCell):
     r"""One time step of an ERNN: h_t solves h = phi(h, h_{t-1}, x_t), started at h_{t-1}.
 
-    By default the paper's benchmark model: the Jordan cell with K = `max_iter` steps of
+    By default the paper's benchmark model: the Jordan map with K = `max_iter` steps of
     `InexactNewton`,
 
         h^(k) = h^(k-1) + eta_t^(k) [sigma((I + U)(V h^(k-1) + W x_t + b)) - h^(k-1)].
 
     With so few small steps the state is far from equilibrium; see `JordanMap`. A fused path
-    applies to this solver, unrolled whole, with the Jordan cell, or with any cell for K = 1; and
-    to the self-feedback, identity-feedback and linear cells, where numba is installed: solved to a
+    applies to this solver, unrolled whole, with the Jordan map, or with any map for K = 1; and
+    to the self-feedback, identity-feedback and linear maps, where numba is installed: solved to a
     tolerance by `Picard`, `InexactNewton`, `Anderson` or `Broyden` with `Implicit`, and in any
     updates of `Picard` or `InexactNewton` with `Unrolled()`. Under torch.no_grad, solves by these
     to a tolerance are fused with any backward.
@@ -53,22 +53,22 @@ class ERNNCell(LeakyCell):
     Args:
         input_size: features d of x_t.
         hidden_size: units n of h_t.
-        nonlinearity: sigma: relu, tanh, sigmoid or identity. None takes the cell's own: relu for
-            "jordan", tanh for the self-feedback cells.
+        nonlinearity: sigma: relu, tanh, sigmoid or identity. None takes the map's own: relu for
+            "jordan", tanh for the self-feedback maps.
         bias: have b.
-        cell: "jordan", "self-feedback", "identity-feedback", "linear", or a `EquilibriumMap`, which
+        map: "jordan", "self-feedback", "identity-feedback", "linear", or an `EquilibriumMap`, which
             then brings its own nonlinearity, bias and rank.
         max_iter: K, where no solver is given.
         timesteps: T for an eta of its own at each time step, as in the paper; None shares eta
             over time. Longer sequences are refused.
-        rank: rank of U, Jordan cell only; None for a full U, 0 for none.
+        rank: rank of U, Jordan map only; None for a full U, 0 for none.
         solver: a solver or its name; `InexactNewton(max_iter, timesteps=timesteps)` if not given.
         backward: `Unrolled()` if not given.
         implementation, time, device, dtype: see `RecurrentCell`.
         recompute: see `LeakyCell`.
 
     Attributes:
-        cell: phi, a `EquilibriumMap`.
+        map: phi, an `EquilibriumMap`.
         fixed_point: the solver and the backward.
 
     Inputs: x, hx, t
@@ -95,7 +95,7 @@ class ERNNCell(LeakyCell):
         *,
         nonlinearity: str | None = None,
         bias: bool = True,
-        cell: str | EquilibriumMap = "jordan",
+        map: str | EquilibriumMap = "jordan",
         max_iter: int = 1,
         timesteps: int | None = None,
         rank: int | None = None,
@@ -108,11 +108,11 @@ class ERNNCell(LeakyCell):
         dtype: torch.dtype | None = None,
     ) -> None:
         where: Any = {"device": device, "dtype": dtype}
-        if isinstance(cell, EquilibriumMap):
-            phi = _own_cell(cell, input_size, hidden_size, nonlinearity, rank)
+        if isinstance(map, EquilibriumMap):
+            phi = _own_map(map, input_size, hidden_size, nonlinearity, rank)
             phi = _placed(phi, where)
         else:
-            phi = _make_cell(cell, input_size, hidden_size, nonlinearity, bias, rank, where)
+            phi = _make_map(map, input_size, hidden_size, nonlinearity, bias, rank, where)
         if solver is None:
             solver = InexactNewton(max_iter, timesteps=timesteps)
         elif max_iter != 1 or timesteps is not None:
@@ -132,7 +132,7 @@ class ERNNCell(LeakyCell):
             time=time,
             **where,
         )
-        self.cell: EquilibriumMap = phi
+        self.map: EquilibriumMap = phi
         self.fixed_point: FixedPoint = _placed(fixed_point, where)
         self._planned: tuple[Any, ...] = ()
         reason = self._why_not_leaky() if recompute else self.no_fused_path()
@@ -162,11 +162,11 @@ class ERNNCell(LeakyCell):
         # Jacobians of many units cost more than they save where phi contracts.
         jacobian = "dense" if self.hidden_size <= MAX_DENSE else "zero"
         assert isinstance(solver, IterativeSolver)
-        return ParallelForm(self.cell, x, jacobian, solver=solver)
+        return ParallelForm(self.map, x, jacobian, solver=solver)
 
     def _inner_steps_form(self, x: Tensor, eta: Tensor) -> ParallelForm:
         """Return K inexact Newton steps as one step: phi depends on h_{t-1} and on its iterate."""
-        K, phi = eta.shape[-1], self.cell
+        K, phi = eta.shape[-1], self.map
         eta = eta.expand(len(x), K)
 
         def step(past: Tensor, inputs: tuple[Tensor, Tensor]) -> Tensor:
@@ -208,20 +208,20 @@ class ERNNCell(LeakyCell):
         if equilibrium is not None:
             reason = f"{leaky}; as an equilibrium, {equilibrium}"
             return make_plan("", reason, self.hidden_size, device)
-        path = "manifold" if is_manifold(self.cell) else "equilibrium"
+        path = "manifold" if is_manifold(self.map) else "equilibrium"
         plan = make_plan(path, None, self.hidden_size, device)
-        method = method_of(self.cell, self.fixed_point, device)
+        method = method_of(self.map, self.fixed_point, device)
         return plan._replace(method=method) if plan.fused else plan
 
     def _why_not_leaky(self) -> str | None:
-        return _why_not_leaky(self.cell, self.fixed_point)
+        return _why_not_leaky(self.map, self.fixed_point)
 
     def _why_not_equilibrium(self) -> str | None:
-        return why_not_fused(self.cell, self.fixed_point)
+        return why_not_fused(self.map, self.fixed_point)
 
     def recurrence(self, T: int, start: int = 0) -> Leaky:
         solver = self.fixed_point.solver
-        weights: Any = self.cell(read=lambda phi: phi.as_leaky_step())
+        weights: Any = self.map(read=lambda phi: phi.as_leaky_step())
         if not isinstance(solver, InexactNewton) or weights is None:
             raise ValueError(f"the layer is not a leaky recurrence: {self.no_fused_path()}")
         eta = solver.steps_until(start + T)
@@ -237,7 +237,7 @@ class ERNNCell(LeakyCell):
         if plan.method is None:
             return super()._fused(x, h0, last_only, start)
         method = plan.method._replace(start=start) if start else plan.method
-        reason, path = fused_trajectory(self.cell, self.fixed_point, method, x, h0)
+        reason, path = fused_trajectory(self.map, self.fixed_point, method, x, h0)
         if path is None:
             return reason, None
         return None, path.h_n if last_only else path.output
@@ -248,17 +248,17 @@ class ERNNCell(LeakyCell):
         if self.implementation != "reference" and plan.method is not None:
             h = x.new_zeros(x.shape[1], self.hidden_size) if h0 is None else h0
             method = plan.method._replace(start=start)
-            path = fused_trajectory(self.cell, self.fixed_point, method, x, h)[1]
+            path = fused_trajectory(self.map, self.fixed_point, method, x, h)[1]
             if path is not None:
                 return path
-        return scan(self.cell, self.fixed_point, x, h0, start=start)
+        return scan(self.map, self.fixed_point, x, h0, start=start)
 
     def plain_states(self, x: Tensor, h0: Tensor, *, last_only: bool, start: int = 0) -> Tensor:
         fixed_point = self.fixed_point
         if fixed_point.solver.has_tolerance and not has_values(x):
             # When a solve ends depends on values: one update has its shapes and its graph.
             fixed_point = FixedPoint(Picard(max_iter=1, rtol=0.0, atol=0.0), Unrolled())
-        path = scan(self.cell, fixed_point, x, h0, start=start)
+        path = scan(self.map, fixed_point, x, h0, start=start)
         return path.h_n if last_only else path.output
 
     def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
@@ -269,7 +269,7 @@ class ERNNCell(LeakyCell):
             return RecurrentCell.single_step(self, x, h, t)
         past = h
         for eta in solver.steps(t).unbind():
-            h = torch.lerp(h, self.cell(h, past, x), eta)
+            h = torch.lerp(h, self.map(h, past, x), eta)
         return h
 
 
@@ -292,9 +292,9 @@ class ERNN(Recurrent):
     cell_class = ERNNCell
 
     @property
-    def cell(self) -> EquilibriumMap:
+    def map(self) -> EquilibriumMap:
         """phi of the first layer."""
-        return self._first.cell
+        return self._first.map
 
     @property
     def fixed_point(self) -> FixedPoint:
@@ -380,7 +380,7 @@ def _placed(module: M, where: dict[str, Any]) -> M:
     return module if where == {"device": None, "dtype": None} else module.to(**where)
 
 
-def _why_not_leaky(cell: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
+def _why_not_leaky(phi: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
     solver, backward = fixed_point.solver, fixed_point.backward
     if type(solver) is not InexactNewton or solver.has_tolerance:
         end = " with a tolerance" if isinstance(solver, InexactNewton) else ""
@@ -390,12 +390,12 @@ def _why_not_leaky(cell: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
         return "it makes at least one step, and max_iter is 0"
     if not isinstance(backward, Unrolled) or (backward.last or K) < K:
         return f"its backward is Unrolled() through all steps, not {backward!r}"
-    if not cell.defines("as_leaky_step") or (K > 1 and cell.uses_previous_state):
-        return f"{type(cell).__name__} is not known to be sigma(A h + u_t) for max_iter={K}"
+    if not phi.defines("as_leaky_step") or (K > 1 and phi.uses_previous_state):
+        return f"{type(phi).__name__} is not known to be sigma(A h + u_t) for max_iter={K}"
     return None
 
 
-def _make_cell(
+def _make_map(
     name: str,
     input_size: int,
     hidden_size: int,
@@ -404,28 +404,28 @@ def _make_cell(
     rank: int | None,
     where: Any,
 ) -> EquilibriumMap:
-    if name not in CELLS:
-        raise ValueError(unknown_name("cell", name, CELLS))
+    if name not in MAPS:
+        raise ValueError(unknown_name("map", name, MAPS))
     options: Any = {"nonlinearity": nonlinearity, "bias": bias, **where}
     if rank is None:
-        return CELLS[name](input_size, hidden_size, **options)
+        return MAPS[name](input_size, hidden_size, **options)
     if name != "jordan":
-        raise ValueError(f"the {name} cell has no rank; leave it out")
+        raise ValueError(f"the {name} map has no rank; leave it out")
     return JordanMap(input_size, hidden_size, rank=rank, **options)
 
 
-def _own_cell(
-    cell: EquilibriumMap,
+def _own_map(
+    phi: EquilibriumMap,
     input_size: int,
     hidden_size: int,
     nonlinearity: str | None,
     rank: int | None,
 ) -> EquilibriumMap:
-    if (cell.input_size, cell.hidden_size) != (input_size, hidden_size):
+    if (phi.input_size, phi.hidden_size) != (input_size, hidden_size):
         raise ValueError(
-            f"the cell has sizes {cell.input_size} and {cell.hidden_size}, the layer {input_size} "
+            f"the map has sizes {phi.input_size} and {phi.hidden_size}, the layer {input_size} "
             f"and {hidden_size}: build both alike"
         )
     if nonlinearity is not None or rank is not None:
-        raise ValueError("nonlinearity and rank configure a named cell: set them on the given cell")
-    return cell
+        raise ValueError("nonlinearity and rank configure a named map: set them on the given map")
+    return phi

@@ -37,7 +37,7 @@ class Trajectory(NamedTuple):
 
 
 def scan(
-    cell: EquilibriumMap,
+    phi: EquilibriumMap,
     fixed_point: FixedPoint,
     x: Tensor,
     h0: Tensor | None = None,
@@ -55,24 +55,24 @@ def scan(
         start: time index of the first step; None leaves the solver without, for T = 1.
 
     Raises:
-        ValueError: the cell and the solver do not fit (see `check_compatible`), or the solver's
+        ValueError: the map and the solver do not fit (see `check_compatible`), or the solver's
             `timesteps` is below T.
 
     Example:
         >>> import torch
         >>> from fixpoint import FixedPoint
         >>> from fixpoint.models import SelfFeedbackMap, scan
-        >>> cell = SelfFeedbackMap(3, 8, bound=0.5)
-        >>> path = scan(cell, FixedPoint("anderson"), torch.randn(5, 2, 3))
+        >>> phi = SelfFeedbackMap(3, 8, bound=0.5)
+        >>> path = scan(phi, FixedPoint("anderson"), torch.randn(5, 2, 3))
         >>> path.output.shape, path.iterations.shape
         (torch.Size([5, 2, 8]), torch.Size([5, 2]))
     """
-    check_compatible(cell, fixed_point)
+    check_compatible(phi, fixed_point)
     if h0 is None:
-        h0 = x.new_zeros(x.shape[1], cell.hidden_size)
+        h0 = x.new_zeros(x.shape[1], phi.hidden_size)
     x, h0, good = mask_nonfinite(x, h0)
     states, solutions = [], []
-    for solution in solve_steps(cell, fixed_point, x, h0, start=start):
+    for solution in solve_steps(phi, fixed_point, x, h0, start=start):
         states.append(solution.z)
         solutions.append(replace(solution, z=None))
     residuals = [s.residual for s in solutions if s.residual is not None]
@@ -102,7 +102,7 @@ def mask_trajectory(
 
 
 def solve_steps(
-    cell: EquilibriumMap,
+    phi: EquilibriumMap,
     fixed_point: FixedPoint,
     x: Tensor,
     h0: Tensor,
@@ -113,7 +113,7 @@ def solve_steps(
 
     States have the units of the activation: a default atol does not follow their scale.
     """
-    at, h, fixed_point = cell(read=lambda phi: phi.bind(x)), h0, _with_absolute_atol(fixed_point)
+    at, h, fixed_point = phi(read=lambda own: own.bind(x)), h0, _with_absolute_atol(fixed_point)
     for t in range(len(x)):
         solution = fixed_point(at(t, h), h, t=None if start is None else start + t)
         h = solution.z
@@ -151,13 +151,13 @@ def all_finite(x: Tensor, h0: Tensor) -> bool:
     return math.isfinite(x.detach().sum().item() + h0.detach().sum().item())
 
 
-def check_compatible(cell: EquilibriumMap, fixed_point: FixedPoint) -> None:
-    """Refuse a cell that sees the past only as its start with a solve that forgets its start.
+def check_compatible(phi: EquilibriumMap, fixed_point: FixedPoint) -> None:
+    """Refuse a map that sees the past only as its start with a solve that forgets its start.
 
     Raises:
         ValueError: with the remedy.
     """
-    if cell.uses_previous_state:
+    if phi.uses_previous_state:
         return
     solver, backward = fixed_point.solver, fixed_point.backward
     if solver.has_tolerance:
@@ -169,7 +169,7 @@ def check_compatible(cell: EquilibriumMap, fixed_point: FixedPoint) -> None:
     else:
         return
     raise ValueError(
-        f"{type(cell).__name__} sees h_{{t-1}} only as the start of its iteration, so {given} "
+        f"{type(phi).__name__} sees h_{{t-1}} only as the start of its iteration, so {given} "
         "would make it forget the past: use InexactNewton(max_iter=1 or 2) with Unrolled(), or "
-        "the self-feedback cell"
+        "the self-feedback map"
     )

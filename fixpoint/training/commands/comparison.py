@@ -51,7 +51,7 @@ def run_comparison(
 ) -> list[Record]:
     """Run what is not finished yet and show everything.
 
-    Pairs of cell, solver and backward that make no sense are left out and named, unless nothing
+    Pairs of map, solver and backward that make no sense are left out and named, unless nothing
     else was asked for.
 
     Args:
@@ -105,10 +105,9 @@ def run_missing(
 
     Failed runs are listed in `failed.json` in `out`.
     """
-    todo = [resolved(run) for run in runs if records.find(run) is None]
+    todo = [resolved(run) for run in runs if run.key not in records.by_key]
     if len(todo) < len(runs):
         say(console, f"{len(runs) - len(todo)} of {len(runs)} runs are already in {records.path}")
-    _rename_folders(runs, out)
     failed: dict[str, str] = {}
     if todo:
         with (
@@ -127,7 +126,7 @@ def run_missing(
                     failed[run.key] = event
                     progress.fail(run, event)
         write_failed(out, failed, {run.key for run in todo})
-    return [record for run in runs if (record := records.find(run)) is not None]
+    return [records.by_key[run.key] for run in runs if run.key in records.by_key]
 
 
 def _longest_first(runs: list[Recipe], jobs: int) -> list[Recipe]:
@@ -149,14 +148,6 @@ def _list(console: Console, runs: list[Recipe], out: Path) -> None:
     for run in runs:
         state = "finished" if run.key in done else "to run"
         say(console, f"{run.key}  {state:8}  {run_name(run)}")
-
-
-def _rename_folders(runs: list[Recipe], out: Path) -> None:
-    """Give folders of earlier versions, today's name."""
-    for run in runs:
-        old, new = out / run.former_key, out / run.key
-        if old != new and old.is_dir() and not new.exists():
-            old.rename(new)
 
 
 def show(console: Console, records: list[Record], out: Path, formats: Sequence[str]) -> None:

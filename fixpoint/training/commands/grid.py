@@ -20,7 +20,7 @@ EQUILIBRIUM: dict[str, Any] = {
     **{"nonlinearity": "relu", "init": "identity", "bound": 0.5},
     **{"lr": 0.003, "clip": 1.0, "input_gain": 0.1, "recurrent_lr": 0.1},
 }
-"""Settings of K steps on the Jordan cell, and of equilibria of the self-feedback cell: the best of
+"""Settings of K steps on the Jordan map, and of equilibria of the self-feedback map: the best of
 16 each on training people held out by subject (`benchmarks/fair_start.py`), but for the bound, 0.5
 in place of 0.8, which is as accurate and takes fewer iterations. With the input gain and the
 learning rate of U and V the first loss is near that of guessing; the accuracy is the same."""
@@ -58,17 +58,17 @@ def make_grid(
     datasets: list[str],
     models: list[str],
     solvers: list[str],
-    cells: list[str] | None,
+    maps: list[str] | None,
     backwards: list[str] | None,
     seeds: list[int],
     given: Collection[str] = (),
 ) -> list[Recipe]:
-    """Return all combinations; solvers, cells and backwards are those of ernn.
+    """Return all combinations; solvers, maps and backwards are those of ernn.
 
-    With `backwards` None each solver gets those that make sense; with `cells` None inexact-newton
-    gets the Jordan cell and solvers with a tolerance the self-feedback cell. The Jordan cell has a
+    With `backwards` None each solver gets those that make sense; with `maps` None inexact-newton
+    gets the Jordan map and solvers with a tolerance the self-feedback map. The Jordan map has a
     U of rank 8 unless `base` has another. Where `base` has the default of a key in `STEPS` or
-    `EQUILIBRIUM`, and `given` does not name it, the runs on those cells have that value.
+    `EQUILIBRIUM`, and `given` does not name it, the runs on those maps have that value.
 
     Raises:
         ValueError: a name is unknown, or an option belongs to another model.
@@ -76,7 +76,7 @@ def make_grid(
     Example:
         >>> from fixpoint.training import Recipe, make_grid
         >>> names = dict(datasets=["har2-sample"], models=["ernn", "lstm"], solvers=["anderson"])
-        >>> len(make_grid(Recipe(), cells=None, backwards=["implicit"], seeds=[0, 1], **names))
+        >>> len(make_grid(Recipe(), maps=None, backwards=["implicit"], seeds=[0, 1], **names))
         4
     """
     if backwards == []:
@@ -86,7 +86,7 @@ def make_grid(
         load_plugin(place)
     runs = []
     for dataset, model in itertools.product(datasets, models):
-        options = _ernn_options(base, solvers, cells, backwards) if model == "ernn" else [{}]
+        options = _ernn_options(base, solvers, maps, backwards) if model == "ernn" else [{}]
         for own, seed in itertools.product(options, seeds):
             start = {k: v for k, v in _start(own).items() if k not in chosen}
             if "init" not in start:
@@ -97,27 +97,27 @@ def make_grid(
 
 
 def _ernn_options(
-    base: Recipe, solvers: list[str], cells: list[str] | None, backwards: list[str] | None
+    base: Recipe, solvers: list[str], maps: list[str] | None, backwards: list[str] | None
 ) -> list[dict[str, Any]]:
     options = []
     for spec in solvers:
         solver, max_iter = parse_solver(spec)
         learned = solver == "inexact-newton"
-        for cell in cells or ["jordan" if learned else "self-feedback"]:
+        for phi in maps or ["jordan" if learned else "self-feedback"]:
             for backward in backwards or (["unrolled"] if learned else list(DEFAULT_BACKWARDS)):
-                own: dict[str, Any] = {"solver": solver, "cell": cell, "backward": backward}
+                own: dict[str, Any] = {"solver": solver, "map": phi, "backward": backward}
                 if max_iter is not None:
                     own["max_iter"] = max_iter
-                if cell == "jordan":
+                if phi == "jordan":
                     own["rank"] = base.model.rank or 8
                 options.append(own)
     return options
 
 
 def _start(own: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a pair of solver and cell; none for pairs that they were not chosen
+    """Return the settings of a pair of solver and map; none for pairs that they were not chosen
     on.
     """
     learned = own.get("solver") == "inexact-newton"
     starts = {("jordan", True): STEPS, ("self-feedback", False): EQUILIBRIUM}
-    return starts.get((str(own.get("cell")), learned), {})
+    return starts.get((str(own.get("map")), learned), {})

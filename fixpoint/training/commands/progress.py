@@ -221,8 +221,8 @@ def short_names(runs: list[Recipe]) -> dict[Recipe, str]:
     if len(runs) < 2:
         return {run: run_name(run) for run in runs}
     alike = [len({p[i] for p in parts.values()}) < 2 for i in range(4)]
-    # Cells follow from solvers where each solver has one.
-    pairs = {(run.model.solver, run.model.max_iter, run.model.cell) for run in runs}
+    # Maps follow from solvers where each solver has one.
+    pairs = {(run.model.solver, run.model.max_iter, run.model.map) for run in runs}
     without = len(pairs) == len({pair[:2] for pair in pairs})
     names = {}
     for run, (data, model, backward, seed) in parts.items():

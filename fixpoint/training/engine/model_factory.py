@@ -15,11 +15,11 @@ from fixpoint._messages import unknown_name
 from fixpoint.backward import Backward
 from fixpoint.data import Dataset
 from fixpoint.models import (
-    CELLS,
     ERNN,
     EURNN,
     GRU,
     LSTM,
+    MAPS,
     UGRNN,
     EquilibriumMap,
     FastGRNN,
@@ -44,7 +44,7 @@ BACKWARDS: dict[str, type[Backward]] = {
 INITS = ("normal", "identity")
 
 OWN = (
-    *("nonlinearity", "cell", "solver", "max_iter", "backward", "rtol", "eta", "bound", "rank"),
+    *("nonlinearity", "map", "solver", "max_iter", "backward", "rtol", "eta", "bound", "rank"),
     *("init", "input_gain", "reflections", "capacity"),
 )
 """Options that some layers take and others refuse."""
@@ -81,25 +81,25 @@ def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
     else:
         of_solver |= {"rtol": options.rtol, "atol": 0.1 * options.rtol}
     names = ("nonlinearity", "bound", "rank", "init", "input_gain")
-    of_cell = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    cell: Any = _cell(str(options.cell), input_size, options.hidden, of_cell)
+    of_map = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    phi: Any = _make_map(str(options.map), input_size, options.hidden, of_map)
     if options.num_layers > 1:
-        if options.cell != "jordan":
+        if options.map != "jordan":
             raise ValueError(
-                f"the {options.cell} cell has one layer; got model.num_layers="
-                f"{options.num_layers}: take the jordan cell, or one layer"
+                f"the {options.map} map has one layer; got model.num_layers="
+                f"{options.num_layers}: take the jordan map, or one layer"
             )
-        cell, of_cell = "jordan", of_cell | {"num_layers": options.num_layers}
+        phi, of_map = "jordan", of_map | {"num_layers": options.num_layers}
     else:
-        of_cell = {}
+        of_map = {}
     return ERNN(
         input_size,
         options.hidden,
-        cell=cell,
+        map=phi,
         solver=named("solver", str(options.solver), SOLVERS)(**of_solver),
         backward=BACKWARDS[str(options.backward)](),
         batch_first=True,
-        **of_cell,
+        **of_map,
     )
 
 
@@ -117,7 +117,7 @@ LAYERS: dict[str, Layer] = {
 """Every model by the name that recipes and the command line take."""
 
 
-_BUILT_IN = tuple(CELLS)
+_BUILT_IN = tuple(MAPS)
 
 
 def _find_layer(name: str) -> Layer:
@@ -143,7 +143,7 @@ def resolve(options: Model) -> Model:
         return options
     filled: Model = fill_defaults(options)
     named("solver", str(filled.solver), SOLVERS)
-    named("cell", str(filled.cell), CELLS)
+    named("map", str(filled.map), MAPS)
     if filled.backward not in BACKWARDS:
         raise ValueError(unknown_name("backward", str(filled.backward), BACKWARDS))
     learned = filled.solver == "inexact-newton"
@@ -206,7 +206,7 @@ def _layer(options: Model, input_size: int, timesteps: int) -> nn.Module:
     return RecurrentDropout(layer, **fractions) if any(fractions.values()) else layer
 
 
-def _cell(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> EquilibriumMap:
+def _make_map(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> EquilibriumMap:
     owners = {
         "rank": ("jordan",),
         "bound": ("self-feedback", "linear", "manifold"),
@@ -214,11 +214,11 @@ def _cell(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> E
         "input_gain": ("self-feedback", "linear"),
         "nonlinearity": ("jordan", "self-feedback", "identity-feedback", "manifold"),
     }
-    cell = named("cell", name, CELLS)
+    kind = named("map", name, MAPS)
     for option in options:
-        own = option in inspect.signature(cell).parameters
+        own = option in inspect.signature(kind).parameters
         if name not in owners[option] and not (own and name not in _BUILT_IN):
-            raise ValueError(f"the {name} cell has no {option}; leave model.{option} out")
+            raise ValueError(f"the {name} map has no {option}; leave model.{option} out")
     if options.get("bound") == 0:
         del options["bound"]
     init = options.pop("init", "normal")
@@ -227,5 +227,5 @@ def _cell(name: str, input_size: int, hidden: int, options: dict[str, Any]) -> E
     gain = options.pop("input_gain", None)
     if gain is not None and init != "identity":
         raise ValueError("model.input_gain needs model.init = 'identity': set it, or leave it out")
-    made: EquilibriumMap = cell(input_size, hidden, **options)
+    made: EquilibriumMap = kind(input_size, hidden, **options)
     return made if init == "normal" else identity_transition_(made, input_gain=gain or 1.0)

@@ -6,26 +6,26 @@ from dataclasses import replace
 from typing import Any
 
 BOUNDED = ("self-feedback", "linear", "manifold")
-"""Cells with ||U||_2 = 0.8 by default, by which an equilibrium exists."""
+"""Maps with ||U||_2 = 0.8 by default, by which an equilibrium exists."""
 
 
 def fill_defaults(options: Any) -> Any:
     """Replace None by the defaults of an ERNN in the section `model` of a recipe.
 
-    inexact-newton takes one step on the Jordan cell, a solver with a tolerance at most 30 on the
-    self-feedback cell. Options of other models are returned as they are.
+    inexact-newton takes one step on the Jordan map, a solver with a tolerance at most 30 on the
+    self-feedback map. Options of other models are returned as they are.
     """
     if options.model != "ernn":
         return options
     solver = options.solver or "inexact-newton"
     learned = solver == "inexact-newton"
-    cell = options.cell or ("jordan" if learned else "self-feedback")
+    name = options.map or ("jordan" if learned else "self-feedback")
     return replace(
         options,
         solver=solver,
-        cell=cell,
+        map=name,
         max_iter=options.max_iter or (1 if learned else 30),
         backward=options.backward or ("unrolled" if learned else "implicit"),
         rtol=1e-3 if options.rtol is None and not learned else options.rtol,
-        bound=0.8 if options.bound is None and cell in BOUNDED else options.bound,
+        bound=0.8 if options.bound is None and name in BOUNDED else options.bound,
     )

@@ -1,4 +1,4 @@
-"""Names that people use, for models, solvers and cells of a record."""
+"""Names that people use, for models, solvers and maps of a record."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SOLVERS = {
     "auto": "auto",
     "scipy": "SciPy",
 }
-CELLS = {"jordan": "Jordan"}
+MAPS = {"jordan": "Jordan"}
 
 
 def run_label(run: Mapping[str, Any]) -> str:
-    """Return the short name of what is compared: the model, of an ERNN also K, solver and cell.
+    """Return the short name of what is compared: the model, of an ERNN also K, solver and map.
 
     Args:
         run: values by key of a recipe.
@@ -42,21 +42,21 @@ def run_label(run: Mapping[str, Any]) -> str:
     Example:
         >>> from fixpoint.training import Recipe
         >>> from fixpoint.training.recipe.names import run_label
-        >>> run_label({"model": "ernn", "solver": "picard", "cell": "self-feedback"})
+        >>> run_label({"model": "ernn", "solver": "picard", "map": "self-feedback"})
         'ERNN (Picard, self-feedback)'
         >>> run_label({"model": "ernn", "solver": "inexact-newton", "max_iter": 1, "rank": 0})
         'ERNN K=1 (inexact Newton, no self-feedback)'
         >>> run_label(Recipe().changed(model="lstm").flat)
         'LSTM'
     """
-    model, solver, cell = (run.get(name) for name in ("model", "solver", "cell"))
+    model, solver, phi = (run.get(name) for name in ("model", "solver", "map"))
     name = MODELS.get(str(model), short_name(model))
     if solver is None:
         return name
     steps = f" K={run['max_iter']}" if solver == "inexact-newton" else ""
     parts = [
         SOLVERS.get(solver, short_name(solver)),
-        *([CELLS.get(cell, short_name(cell))] if cell else []),
+        *([MAPS.get(phi, short_name(phi))] if phi else []),
         *(["no self-feedback"] if run.get("rank") == 0 else []),
     ]
     return f"{name}{steps} ({', '.join(parts)})"

@@ -1,4 +1,4 @@
-"""Cells, solvers and models of a user's own: a file that registers them, or a class by its name."""
+"""Maps, solvers and models of a user's own: a file that registers them, or a class by its name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fixpoint._messages import unknown_name
 def load_plugin(place: str) -> ModuleType:
     """Import a Python file or a module, once.
 
-    What it defines it adds to `fixpoint.SOLVERS`, `fixpoint.models.CELLS` or
+    What it defines it adds to `fixpoint.SOLVERS`, `fixpoint.models.MAPS` or
     `fixpoint.training.LAYERS`.
 
     Raises:

@@ -68,7 +68,7 @@ class Model:
     hidden: int = key(80, "hidden units", low=1)
     num_layers: int = key(1, "recurrent layers, each reading the states of the one before", low=1)
     nonlinearity: str | None = key(None, "of the layer: relu, tanh, ...")
-    cell: str | None = key(None, "cell of ernn")
+    map: str | None = key(None, "map of ernn")
     solver: str | None = key(None, "solver of ernn")
     max_iter: int | None = key(None, "updates of the solver a time step (K of the paper)", low=1)
     backward: str | None = key(None, "backward of ernn: unrolled, implicit or phantom")
@@ -77,15 +77,15 @@ class Model:
     )
     eta: float | None = key(None, "start of the learned steps of inexact-newton")
     init: str | None = key(
-        None, "start of V of the self-feedback and linear cells: normal, or identity for V = I - U"
+        None, "start of V of the self-feedback and linear maps: normal, or identity for V = I - U"
     )
     input_gain: float | None = key(
         None, "factor of W at the start, with init = identity; 1 if not given", low=1e-30
     )
     bound: float | None = key(
-        None, "bound on ||U||_2 of the self-feedback and linear cells; 0 leaves U free", low=0
+        None, "bound on ||U||_2 of the self-feedback and linear maps; 0 leaves U free", low=0
     )
-    rank: int | None = key(None, "rank of U of the Jordan cell, 0 for none", low=0)
+    rank: int | None = key(None, "rank of U of the Jordan map, 0 for none", low=0)
     reflections: int | None = key(None, "Householder reflections of spectralrnn", low=1)
     capacity: int | None = key(None, "layers of rotations of eurnn", low=1)
     tied: bool = key(False, "language models: use the embedding as the output weights")
@@ -97,7 +97,7 @@ class Model:
         0.0, "fraction of the recurrent weights dropped, one mask a sequence", low=0, below=1
     )
     plugins: tuple[str, ...] = key(
-        (), "Python files or modules that register cells, solvers or models of your own"
+        (), "Python files or modules that register maps, solvers or models of your own"
     )
     output_dropout: float = key(0.0, "fraction of the layer's outputs dropped", low=0, below=1)
 
@@ -211,12 +211,8 @@ class Recipe:
         Computed from the values that differ from the defaults, so that a new option does not change
         old keys, with those of an ERNN filled in, so that a default that is given changes none.
         """
-        return replace(self, model=fill_defaults(self.model)).former_key
-
-    @property
-    def former_key(self) -> str:
-        """Key of this recipe in versions that did not fill in the defaults of an ERNN."""
-        text = json.dumps(self.differing, sort_keys=True) + fingerprint(self.data.dataset)
+        full = replace(self, model=fill_defaults(self.model))
+        text = json.dumps(full.differing, sort_keys=True) + fingerprint(self.data.dataset)
         text += plugin_content(self.model.plugins)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -126,8 +126,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
     Example:
         >>> from fixpoint.training.recipe.toml import parse_setting
-        >>> parse_setting("training.lr=0.005"), parse_setting("cell=jordan")
-        (('training.lr', 0.005), ('model.cell', 'jordan'))
+        >>> parse_setting("training.lr=0.005"), parse_setting("map=jordan")
+        (('training.lr', 0.005), ('model.map', 'jordan'))
     """
     name, equals, value = text.partition("=")
     if not equals:

@@ -1,4 +1,4 @@
-"""Description of an ERNN of a record in words: cell, solver, backward, steps."""
+"""Description of an ERNN of a record in words: map, solver, backward, steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fixpoint.training.recipe.names import SOLVERS, short_name
 
 Run = Mapping[str, Any]
 
-CELLS = {
+MAPS = {
     "jordan": "{sigma}((I + U)(V h + W x + b))",
     "self-feedback": "{sigma}(U h + V h_prev + W x + b)",
     "identity-feedback": "{sigma}(h + V h_prev + W x + b)",
@@ -34,7 +34,7 @@ def descriptions(named: Iterable[tuple[str, Run]]) -> list[tuple[str, str]]:
     alike: dict[tuple[Any, ...], list[tuple[str, Run]]] = {}
     every = list(named)
     for name, run in every:
-        if run.get("cell"):
+        if run.get("map"):
             alike.setdefault(_model(run), []).append((name, run))
     names = [name for name, _ in every]
     return [
@@ -70,7 +70,7 @@ def describe(*runs: Run) -> str:
 
     Example:
         >>> from fixpoint.training.results.description import describe
-        >>> describe({"cell": "linear", "solver": "picard", "rtol": 0.01, "backward": "implicit"})
+        >>> describe({"map": "linear", "solver": "picard", "rtol": 0.01, "backward": "implicit"})
         'h = U h + V h_prev + W x + b, solved by Picard to rtol 0.01; gradient by an adjoint solve at the solution'
     """  # noqa: E501
     backwards = list(dict.fromkeys(str(run.get("backward")) for run in runs))
@@ -91,7 +91,7 @@ def _model(run: Run) -> tuple[Any, ...]:
 
 
 def _phi(run: Run) -> str:
-    text = CELLS.get(run["cell"], f"{short_name(run['cell'])}(h, h_prev, x)")
+    text = MAPS.get(run["map"], f"{short_name(run['map'])}(h, h_prev, x)")
     return text.format(sigma=_nonlinearity(run))
 
 
@@ -122,4 +122,4 @@ def _weights(run: Run) -> str:
 
 
 def _nonlinearity(run: Run) -> str:
-    return str(run.get("nonlinearity") or ("relu" if run["cell"] == "jordan" else "tanh"))
+    return str(run.get("nonlinearity") or ("relu" if run["map"] == "jordan" else "tanh"))

@@ -86,7 +86,7 @@ def _part(dataset: str, records: list[Record]) -> dict[str, Any]:
         "seeds": max(len(group) for group in found),
         "validated": any(r[f"{metric}_chosen"] is not None for r in records),
         **_table(lines, metric),
-        "caution": confounded((run["solver"], run["cell"]) for run in runs if run["cell"]),
+        "caution": confounded((run["solver"], run["map"]) for run in runs if run["map"]),
         "models": descriptions(zip(names, runs, strict=True)),
         "verdict": summary(records),
         "findings": shared_findings(found),

@@ -12,7 +12,6 @@ from typing import Any
 
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.recipe.names import run_label
-from fixpoint.training.recipe.schema import Recipe
 
 Record = dict[str, Any]
 
@@ -32,10 +31,6 @@ class Records:
         with self.path.open("a"):
             pass
         self.by_key = {record["key"]: record for record in self._read()}
-
-    def find(self, recipe: Recipe) -> Record | None:
-        """Return the record of a recipe, or its record of an earlier version."""
-        return self.by_key.get(recipe.key) or self.by_key.get(recipe.former_key)
 
     def forget(self, key: str) -> None:
         """Take the records of a key out of the file."""

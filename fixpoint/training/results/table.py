@@ -120,10 +120,10 @@ def _title(records: list[Record]) -> str:
 
 
 def _caption(names: list[str], found: list[list[Record]]) -> str:
-    """Return what each ERNN is, and that solvers of several cells are compared, where they are."""
+    """Return what each ERNN is, and that solvers of several maps are compared, where they are."""
     runs = [group[0]["run"] for group in found]
     lines = [f"{name}: {text}." for name, text in descriptions(zip(names, runs, strict=True))]
-    caution = confounded([(run["solver"], run["cell"]) for run in runs if run["cell"]])
+    caution = confounded([(run["solver"], run["map"]) for run in runs if run["map"]])
     one = any(len(record["epochs"]) == 1 for group in found for record in group)
     lines.append(
         "s / epoch: of one epoch, which may compile."
@@ -134,14 +134,14 @@ def _caption(names: list[str], found: list[list[Record]]) -> str:
 
 
 def confounded(pairs: Iterable[tuple[str, str]]) -> str:
-    """Caution where rows differ in solver and cell at once; "" where each pair is there."""
+    """Caution where rows differ in solver and map at once; "" where each pair is there."""
     pairs = set(pairs)
-    solvers, cells = ({pair[i] for pair in pairs} for i in (0, 1))
-    if len(solvers) < 2 or len(cells) < 2 or len(pairs) == len(solvers) * len(cells):
+    solvers, maps = ({pair[i] for pair in pairs} for i in (0, 1))
+    if len(solvers) < 2 or len(maps) < 2 or len(pairs) == len(solvers) * len(maps):
         return ""
     return (
-        "Rows of different cells are different models: a difference between them is not that of "
-        "their solvers. Compare solvers on one cell, e.g. --cell self-feedback."
+        "Rows of different maps are different models: a difference between them is not that of "
+        "their solvers. Compare solvers on one map, e.g. --map self-feedback."
     )
 
 

@@ -49,7 +49,7 @@ LAYERS = {
     "ugrnn": lambda **options: UGRNN(3, 4, batch_first=True, **options),
     "jordan, full": lambda **options: ERNN(3, 4, batch_first=True, **options),
     "jordan": lambda **options: ERNN(3, 4, rank=2, max_iter=2, batch_first=True, **options),
-    "bounded": lambda: ERNN(3, 4, cell="self-feedback", solver="picard", batch_first=True),
+    "bounded": lambda: ERNN(3, 4, map="self-feedback", solver="picard", batch_first=True),
 }
 
 
@@ -82,16 +82,16 @@ def test_weights_are_dropped_once_a_sequence(name):
 def test_which_weights_are_recurrent():
     assert RecurrentDropout(LAYERS["lstm"]()).recurrent == ["weight_hh_l0"]
     assert RecurrentDropout(LAYERS["gru"]()).recurrent == ["weight_hh_l0"]
-    assert RecurrentDropout(LAYERS["jordan"]()).recurrent == ["l0.cell.V", "l0.cell.U1"]
-    assert RecurrentDropout(LAYERS["jordan, full"]()).recurrent == ["l0.cell.V", "l0.cell.U"]
+    assert RecurrentDropout(LAYERS["jordan"]()).recurrent == ["l0.map.V", "l0.map.U1"]
+    assert RecurrentDropout(LAYERS["jordan, full"]()).recurrent == ["l0.map.V", "l0.map.U"]
     assert RecurrentDropout(LAYERS["ugrnn"]()).recurrent == ["l0.V"]
     for name in ("fastrnn", "fastgrnn"):
         assert RecurrentDropout(LAYERS[name]()).recurrent == ["l0.V.full"]
         assert RecurrentDropout(LAYERS[f"{name}, rank 2"]()).recurrent == ["l0.V.left"]
-    bounded = ERNN(3, 4, cell="self-feedback", solver="picard")
-    bound_spectral_norm(bounded.cell, "U", bound=0.5)
+    bounded = ERNN(3, 4, map="self-feedback", solver="picard")
+    bound_spectral_norm(bounded.map, "U", bound=0.5)
     names = RecurrentDropout(bounded).recurrent
-    assert sorted(names) == ["l0.cell.V", "l0.cell.parametrizations.U.original"]
+    assert sorted(names) == ["l0.map.V", "l0.map.parametrizations.U.original"]
 
 
 @pytest.mark.parametrize("rank", [None, 2])

@@ -77,7 +77,7 @@ def pair(phi, solver, adjoint=None, dtype=torch.float64, **options):
         ERNNCell(
             phi.input_size,
             phi.hidden_size,
-            cell=phi,
+            map=phi,
             solver=solver,
             backward=Implicit(adjoint, **options),
             implementation=implementation,
@@ -169,7 +169,7 @@ def test_causes_of_stalls_are_those_of_the_solver(solver):
     """z <- z + 1 runs away, without rounding."""
     fused, reference = pair(translation, solver(max_iter=60, rtol=1e-6), on_failure="ignore")
     for cell in (fused, reference):
-        cell.cell.b.data.fill_(1.0)
+        cell.map.b.data.fill_(1.0)
     x, h0 = sample(1, 9, 3), torch.zeros(9, 4).double()
     found = [recorded(cell, x, h0) for cell in (fused, reference)]
     for t, expected in enumerate(found[1]):
@@ -239,7 +239,7 @@ def test_gradcheck(phi):
     """Against finite differences, at solutions tight enough for them."""
     solver = Picard(max_iter=500, rtol=1e-13, atol=0)
     fused, _ = pair(MAPS[phi], solver, on_failure="ignore")
-    U, V, W, b = fused.cell.as_self_feedback()
+    U, V, W, b = fused.map.as_self_feedback()
     tensors = sample(3, 2, 3), W, b, U, V, sample(2, 7, seed=1)
     leaves = [None if v is None else v.detach().clone().requires_grad_() for v in tensors]
     method = Method(fused.nonlinearity, solver, Implicit(on_failure="ignore"))
@@ -313,7 +313,7 @@ def test_rows_without_an_equilibrium(scale, max_iter, code, dtype):
     solver = Picard(max_iter=max_iter, rtol=1e-4, atol=1e-6)
     fused, reference = pair(expanding(scale), solver, dtype=dtype, on_failure="ignore")
     for cell in (fused, reference):
-        cell.cell.b.data.zero_()
+        cell.map.b.data.zero_()
     x = sample(3, 6, 1).abs().to(dtype) + 0.1
     x[:, ::2] *= -1
     h0 = torch.zeros(6, 4, dtype=dtype)
@@ -333,10 +333,10 @@ def test_a_cycle_is_stalled():
         lambda: SelfFeedbackMap(1, 4, nonlinearity="relu"), Picard(max_iter=20), on_failure="ignore"
     )
     with torch.no_grad():
-        for weight in fused.cell.parameters():
+        for weight in fused.map.parameters():
             weight.zero_()
-        fused.cell.U -= 2 * torch.eye(4)
-        fused.cell.b += 1
+        fused.map.U -= 2 * torch.eye(4)
+        fused.map.b += 1
     for cell in (fused, reference):
         path = cell.trajectory(torch.zeros(2, 3, 1, dtype=torch.float64))
         assert (path.result == Result.STALLED).all()
@@ -429,7 +429,7 @@ def test_a_solve_that_fails_is_reported():
 
 
 def test_a_layer_takes_it_and_says_why_not():
-    layer = ERNN(3, 7, cell="self-feedback", solver=Picard(), backward=Implicit())
+    layer = ERNN(3, 7, map="self-feedback", solver=Picard(), backward=Implicit())
     assert "not fused" not in repr(layer)
     output, h_n = layer(torch.randn(6, 4, 3))
     assert type(output.grad_fn).__name__ != "StackBackward0"
@@ -453,7 +453,7 @@ def test_a_layer_takes_it_and_says_why_not():
         ),
         ({"backward": Unrolled(last=2)}, "all updates, not the last 2"),
     ):
-        given = {"cell": "self-feedback", "solver": Picard(), "backward": Implicit()} | options
+        given = {"map": "self-feedback", "solver": Picard(), "backward": Implicit()} | options
         with pytest.raises(ValueError, match=f'"fused" does not apply.*{reason}'):
             ERNN(3, 7, **given, implementation="fused")
         assert ERNN(3, 7, **given)(torch.randn(2, 1, 3))[0].shape == (2, 1, 7)
@@ -463,7 +463,7 @@ def test_a_layer_takes_it_and_says_why_not():
 @pytest.mark.parametrize("solver", ["Anderson", "Broyden"])
 def test_any_backward_is_fused_where_no_gradient_is_asked_for(solver, backward, monkeypatch):
     _, reference = pair(MAPS["tanh"], SOLVERS[solver](rtol=1e-6, atol=1e-9))
-    layer = ERNNCell(3, 7, cell=reference.cell, solver=reference.fixed_point.solver,
+    layer = ERNNCell(3, 7, map=reference.map, solver=reference.fixed_point.solver,
                      backward=backward)  # fmt: skip
     x, h0 = sample(6, 41, 3), sample(41, 7, seed=1)
     assert "Implicit" in layer.no_fused_path() or "unrolls" in layer.no_fused_path()
@@ -482,7 +482,7 @@ def test_a_map_of_its_own_is_another_map():
         def input_projection(self, x):
             return super().input_projection(x) + 1
 
-    layer = ERNN(3, 7, cell=Shifted(3, 7), solver=Picard(), backward=Implicit())
+    layer = ERNN(3, 7, map=Shifted(3, 7), solver=Picard(), backward=Implicit())
     assert "Shifted is not known to be" in layer.l0.no_fused_path()
 
 
@@ -513,7 +513,7 @@ def unrolled(phi, solver, dtype=torch.float64):
     if phi.b is not None:
         torch.nn.init.normal_(phi.b, std=0.5)
     return [
-        ERNNCell(3, 7, cell=phi, solver=solver, backward=Unrolled(), implementation=implementation)
+        ERNNCell(3, 7, map=phi, solver=solver, backward=Unrolled(), implementation=implementation)
         for implementation in ("fused", "reference")
     ]
 
@@ -559,7 +559,7 @@ def test_unrolled_gradient_of_a_wide_U_in_parts():
     torch.manual_seed(0)
     cell = SelfFeedbackMap(3, 150, bound=0.7).double()
     layers = [
-        ERNNCell(3, 150, cell=cell, solver=Picard(rtol=1e-4), backward=Unrolled(),
+        ERNNCell(3, 150, map=cell, solver=Picard(rtol=1e-4), backward=Unrolled(),
                  implementation=implementation)
         for implementation in ("fused", "reference")
     ]  # fmt: skip
@@ -574,7 +574,7 @@ from fixpoint import Picard, Unrolled
 from fixpoint.models import ERNN, SelfFeedbackMap
 torch.set_num_threads(2)
 cell = SelfFeedbackMap(9, 80, bound=0.7)
-layer = ERNN(9, 80, cell=cell, solver=Picard(rtol=1e-4), backward=Unrolled())
+layer = ERNN(9, 80, map=cell, solver=Picard(rtol=1e-4), backward=Unrolled())
 layer(torch.randn(2, 64, 9))[0].sum().backward()
 """
 

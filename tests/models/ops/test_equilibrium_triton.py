@@ -127,7 +127,7 @@ def test_what_the_kernels_take(monkeypatch):
 
 def test_repr_says_why_a_layer_on_a_gpu_is_not_fused(monkeypatch):
     def text(n, solver):
-        return repr(ERNN(3, n, cell="self-feedback", solver=solver, backward=Implicit()))
+        return repr(ERNN(3, n, map="self-feedback", solver=solver, backward=Implicit()))
 
     with FakeTensorMode():
         weight = torch.empty(0, device=CUDA)

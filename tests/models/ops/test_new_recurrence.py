@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from fixpoint.models.ops.common.pointwise import SIGMOID, one_minus, sigma, slope
-from fixpoint.models.ops.recurrence.arguments import Problem
+from fixpoint.models.ops.recurrence.arguments import Operands
 from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options
 from fixpoint.models.ops.recurrence.step import Activation
 
@@ -48,11 +48,11 @@ class MinimalGatedUnit(FusedRecurrence[Inputs]):
 
     name, reference_name, inputs, step = "mgu", "the reference", Inputs, MinimalGatedStep
 
-    def problem(self, inputs):
+    def operands(self, inputs):
         x, W, bias, V, h0 = inputs
         n = h0.shape[1]
         matrices = W.unflatten(0, (2, n)), V.unflatten(0, (2, n))
-        return Problem(x, matrices[0], bias.view(2, n), matrices[1], (), 1, (h0,))
+        return Operands(x, matrices[0], bias.view(2, n), matrices[1], (), 1, (h0,))
 
     def of_inputs(self, inputs, found):
         W, V = found.W.flatten(0, 1), found.V.flatten(0, 1)

@@ -33,7 +33,7 @@ from fixpoint.models.ops.common.dispatch import has_numba
 
 LAYERS = {
     "ernn": ERNN,
-    "self-feedback": lambda *a, **k: ERNN(*a, cell="self-feedback", **k),
+    "self-feedback": lambda *a, **k: ERNN(*a, map="self-feedback", **k),
     "fastrnn": FastRNN,
     "fastrnn low rank": lambda *a, **k: FastRNN(*a, rank=2, **k),
     "fastgrnn": FastGRNN,
@@ -111,12 +111,12 @@ def test_layers_and_directions_equal_torchs_rnn(nonlinearity, bias, batch_first,
     ours = ERNN(*arguments, solver=InexactNewton(eta=1.0, learn=False)).double()
     with torch.no_grad():
         for name, cell in ours.named_children():
-            cell.cell.U.zero_()
-            cell.cell.V.copy_(getattr(rnn, f"weight_hh_{name}"))
-            cell.cell.W.copy_(getattr(rnn, f"weight_ih_{name}"))
+            cell.map.U.zero_()
+            cell.map.V.copy_(getattr(rnn, f"weight_hh_{name}"))
+            cell.map.W.copy_(getattr(rnn, f"weight_ih_{name}"))
             if bias:
                 biases = (getattr(rnn, f"bias_{part}_{name}") for part in ("ih", "hh"))
-                cell.cell.b.copy_(sum(biases))
+                cell.map.b.copy_(sum(biases))
     results = []
     for module in (rnn, ours):
         x, hx = sample(6, 4, 3).requires_grad_(), sample(4, 6 if batch_first else 4, 5, seed=2)
@@ -135,7 +135,7 @@ def test_layers_and_directions_equal_torchs_rnn(nonlinearity, bias, batch_first,
         torch.testing.assert_close(given, expected, rtol=1e-12, atol=1e-12)
     for name, cell in ours.named_children():
         expected = getattr(rnn, f"weight_hh_{name}").grad
-        torch.testing.assert_close(cell.cell.V.grad, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(cell.map.V.grad, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_packed_sequence_is_each_sequence_alone(make):
@@ -196,7 +196,7 @@ def test_the_fused_path_equals_the_reference(name, last_only):
 def test_which_ernns_are_fused(cell, K, timesteps):
     """All cells for any number of steps, those that depend on h_{t-1} with numba alone."""
     torch.manual_seed(0)
-    layer = ERNN(3, 5, cell=cell, max_iter=K, timesteps=timesteps).double()
+    layer = ERNN(3, 5, map=cell, max_iter=K, timesteps=timesteps).double()
     with torch.no_grad():
         layer.fixed_point.solver.eta.uniform_(0.1, 0.9)
     fused = K == 1 or cell == "jordan" or has_numba()
@@ -222,18 +222,18 @@ class Shifted(JordanMap):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"cell": "self-feedback", "solver": Anderson()}, "a fixed number of InexactNewton steps"),
-        ({"cell": "self-feedback", "backward": Unrolled(last=1), "max_iter": 2}, "through all"),
+        ({"map": "self-feedback", "solver": Anderson()}, "a fixed number of InexactNewton steps"),
+        ({"map": "self-feedback", "backward": Unrolled(last=1), "max_iter": 2}, "through all"),
         (
             {
-                "cell": "self-feedback",
+                "map": "self-feedback",
                 "solver": InexactNewton(2, learn=False),
                 "backward": Implicit(),
             },
             "through all steps, not Implicit",
         ),
         ({"max_iter": 0}, "max_iter is 0"),
-        ({"cell": Shifted(3, 5)}, "Shifted is not known to be"),
+        ({"map": Shifted(3, 5)}, "Shifted is not known to be"),
     ],
 )
 def test_what_is_not_fused_says_why(options, reason):
@@ -507,9 +507,9 @@ def test_fastrnn_is_ernn_without_feedback_where_beta_is_one_minus_alpha():
     fast, ernn = FastRNN(3, 4).double(), ERNN(3, 4, nonlinearity="tanh").double()
     with torch.no_grad():
         fast.l0.beta.copy_(-fast.l0.alpha)  # sigmoid(-a) = 1 - sigmoid(a)
-        ernn.cell.U.zero_()
-        ernn.cell.V.copy_(fast.l0.V.full)
-        ernn.cell.W.copy_(fast.l0.W.full)
+        ernn.map.U.zero_()
+        ernn.map.V.copy_(fast.l0.V.full)
+        ernn.map.W.copy_(fast.l0.W.full)
         ernn.fixed_point.solver.eta.copy_(fast.l0.alpha.sigmoid())
         x = sample(7, 2, 3)
         torch.testing.assert_close(fast(x)[0], ernn(x)[0], rtol=1e-13, atol=1e-14)

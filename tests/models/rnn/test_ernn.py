@@ -18,8 +18,8 @@ from fixpoint import (
     Unrolled,
 )
 from fixpoint.models import (
-    CELLS,
     ERNN,
+    MAPS,
     JordanMap,
     LastStateClassifier,
     LinearMap,
@@ -44,11 +44,11 @@ def twin_of_rnn(nonlinearity, *, bias=True, batch_first=False):
         solver=InexactNewton(1, eta=1.0),
     ).double()
     with torch.no_grad():
-        layer.cell.U.zero_()
-        layer.cell.V.copy_(rnn.weight_hh_l0)
-        layer.cell.W.copy_(rnn.weight_ih_l0)
+        layer.map.U.zero_()
+        layer.map.V.copy_(rnn.weight_hh_l0)
+        layer.map.W.copy_(rnn.weight_ih_l0)
         if bias:
-            layer.cell.b.copy_(rnn.bias_ih_l0 + rnn.bias_hh_l0)
+            layer.map.b.copy_(rnn.bias_ih_l0 + rnn.bias_hh_l0)
     return rnn, layer
 
 
@@ -76,13 +76,13 @@ def test_it_equals_torchs_rnn(nonlinearity, bias, batch_first, shape, with_start
         results.append((output, h_n, *(i.grad for i in inputs)))
     for given, expected in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(given, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(layer.cell.V.grad, rnn.weight_hh_l0.grad, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(layer.cell.W.grad, rnn.weight_ih_l0.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer.map.V.grad, rnn.weight_hh_l0.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer.map.W.grad, rnn.weight_ih_l0.grad, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", MAPS)
 def test_it_builds_from_two_sizes_and_a_cell(name):
-    layer = ERNN(3, 5, cell=name)
+    layer = ERNN(3, 5, map=name)
     output, h_n = layer(torch.zeros(4, 2, 3))
     assert output.shape == (4, 2, 5)
     assert h_n.shape == (1, 2, 5)
@@ -100,7 +100,7 @@ def test_the_start_is_not_modified():
 
 
 def test_a_sequence_may_be_cut_and_continued():
-    layer = ERNN(3, 5, cell="self-feedback", max_iter=2).double()
+    layer = ERNN(3, 5, map="self-feedback", max_iter=2).double()
     x = sample(6, 4, 3)
     whole, h_n = layer(x)
     first, middle = layer(x[:2])
@@ -114,18 +114,18 @@ def makers():
     return {
         "jordan": lambda: ERNN(3, 5, max_iter=2, timesteps=6, rank=2),
         "anderson": lambda: ERNN(
-            3, 5, cell="self-feedback", solver=Anderson(**tight), backward=Implicit()
+            3, 5, map="self-feedback", solver=Anderson(**tight), backward=Implicit()
         ),
-        "broyden": lambda: ERNN(3, 5, cell="self-feedback", solver=Broyden(**tight)),
+        "broyden": lambda: ERNN(3, 5, map="self-feedback", solver=Broyden(**tight)),
         "bounded": lambda: ERNN(
             3,
             5,
-            cell=SelfFeedbackMap(3, 5, bound=0.5),
+            map=SelfFeedbackMap(3, 5, bound=0.5),
             solver=Picard(max_iter=100, **tight),
             backward=Implicit(),
         ),
         "exact": lambda: ERNN(
-            3, 5, cell=LinearMap(3, 5, inverse="exact"), solver=Picard(max_iter=1, rtol=0, atol=0)
+            3, 5, map=LinearMap(3, 5, inverse="exact"), solver=Picard(max_iter=1, rtol=0, atol=0)
         ),
     }
 
@@ -149,7 +149,7 @@ def assert_alike(other, layer):
     x = sample(6, 4, 3)
     assert torch.equal(other(x)[0], layer(x)[0])
     with torch.no_grad():
-        next(other.cell.parameters()).add_(1.0)
+        next(other.map.parameters()).add_(1.0)
     assert not torch.equal(other(x)[0], layer(x)[0])
 
 
@@ -169,7 +169,7 @@ def test_deepcopy(layer):
 
 
 def test_pickle(layer):
-    if getattr(layer.cell, "bound", None) is not None:
+    if getattr(layer.map, "bound", None) is not None:
         pytest.skip("torch saves parametrized modules by state_dict only, and says so")
     layer(sample(6, 4, 3))[0].sum().backward()
     assert_alike(pickle.loads(pickle.dumps(layer)), layer)
@@ -206,7 +206,7 @@ def test_every_parameter_changes_after_one_optimizer_step(layer):
 
 
 def test_trajectory_says_how_each_step_was_solved():
-    layer = ERNN(3, 5, cell="self-feedback", solver=Anderson(), backward=Implicit())
+    layer = ERNN(3, 5, map="self-feedback", solver=Anderson(), backward=Implicit())
     for batch_first, shape in ((False, (6, 4, 3)), (True, (4, 6, 3))):
         layer.batch_first = batch_first
         path = layer.trajectory(torch.randn(shape))
@@ -225,9 +225,9 @@ def test_implicit_gradients_equal_long_unrolling(solver):
     nn.init.normal_(cell.b)
     x, hx, weight = sample(4, 2, 3), sample(1, 2, 5, seed=2), sample(4, 2, 5, seed=3)
     # 0.5^100 is below the rounding of float64.
-    unrolled = ERNN(3, 5, cell=cell, solver=Picard(max_iter=100, rtol=0, atol=0))
+    unrolled = ERNN(3, 5, map=cell, solver=Picard(max_iter=100, rtol=0, atol=0))
     implicit = ERNN(
-        3, 5, cell=cell, solver=solver(max_iter=200, rtol=1e-13, atol=0), backward=Implicit()
+        3, 5, map=cell, solver=solver(max_iter=200, rtol=1e-13, atol=0), backward=Implicit()
     )
     found = []
     for layer in (unrolled, implicit):
@@ -244,7 +244,7 @@ def test_implicit_gradients_equal_long_unrolling(solver):
 
 
 def test_the_adjoint_is_kept_for_inspection():
-    layer = ERNN(3, 5, cell="self-feedback", solver=Anderson(), backward=Implicit())
+    layer = ERNN(3, 5, map="self-feedback", solver=Anderson(), backward=Implicit())
     backward = layer.fixed_point.backward
     layer(torch.randn(6, 4, 3))[0].sum().backward()
     assert backward.adjoint.converged.all()
@@ -256,7 +256,7 @@ def test_a_solve_that_diverges_is_reported():
     cell = SelfFeedbackMap(3, 5, nonlinearity="identity")
     with torch.no_grad():
         cell.U.copy_(3 * torch.eye(5))
-    layer = ERNN(3, 5, cell=cell, solver=Picard(), backward=Implicit())
+    layer = ERNN(3, 5, map=cell, solver=Picard(), backward=Implicit())
     with pytest.warns(ConvergenceWarning, match="64 of 64 samples did not converge"):
         path = layer.trajectory(sample(1, 64, 3, dtype=torch.float32))
     assert (path.result >= Result.MAX_ITER).all()
@@ -323,13 +323,13 @@ def test_bad_input_in_batch_first_layout():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cell": "jordon"}, r"unknown cell 'jordon': expected one of jordan, .*mean 'jordan'\?"),
+        ({"map": "jordon"}, r"unknown map 'jordon': expected one of jordan, .*mean 'jordan'\?"),
         ({"nonlinearity": "rely"}, "unknown nonlinearity 'rely'.*mean 'relu'"),
         ({"solver": "andersen"}, "unknown solver 'andersen'.*mean 'anderson'"),
-        ({"cell": "self-feedback", "rank": 2}, "the self-feedback cell has no rank; leave it out"),
-        ({"cell": "linear", "nonlinearity": "tanh"}, "the linear cell has no nonlinearity"),
-        ({"cell": JordanMap(4, 5)}, r"the cell has sizes 4 and 5, the layer 3 and 5: build both"),
-        ({"cell": JordanMap(3, 5), "rank": 2}, "nonlinearity and rank configure a named cell"),
+        ({"map": "self-feedback", "rank": 2}, "the self-feedback map has no rank; leave it out"),
+        ({"map": "linear", "nonlinearity": "tanh"}, "the linear map has no nonlinearity"),
+        ({"map": JordanMap(4, 5)}, r"the map has sizes 4 and 5, the layer 3 and 5: build both"),
+        ({"map": JordanMap(3, 5), "rank": 2}, "nonlinearity and rank configure a named map"),
         (
             {"solver": InexactNewton(2), "timesteps": 4},
             "max_iter and timesteps configure the default solver.*set them on the solver",
@@ -337,7 +337,7 @@ def test_bad_input_in_batch_first_layout():
         ({"solver": InexactNewton(2), "max_iter": 2}, "configure the default solver"),
         (
             {"solver": Anderson(), "backward": Implicit()},
-            r"JordanMap sees .* Anderson with a tolerance .* the self-feedback cell",
+            r"JordanMap sees .* Anderson with a tolerance .* the self-feedback map",
         ),
         ({"solver": "picard"}, "JordanMap sees .* Picard with a tolerance"),
         (
@@ -349,7 +349,7 @@ def test_bad_input_in_batch_first_layout():
             r"Unrolled\(last=1\), which cuts the gradient to the start, would make it forget",
         ),
         (
-            {"cell": "self-feedback", "backward": Implicit()},
+            {"map": "self-feedback", "backward": Implicit()},
             r"eta receives no gradient under Implicit: use Unrolled\(\), or InexactNewton\(\.\.\., "
             r"learn=False\)",
         ),

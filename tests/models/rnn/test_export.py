@@ -10,7 +10,7 @@ from fixpoint.models import ERNN, EURNN, UGRNN, FastGRNN, FastRNN, SpectralRNN
 LAYERS = {
     "ernn": lambda **options: ERNN(3, 5, max_iter=2, timesteps=2, rank=2, **options),
     "ernn-one-step": lambda **options: ERNN(3, 5, **options),
-    "self-feedback": lambda **options: ERNN(3, 5, cell="self-feedback", max_iter=2, **options),
+    "self-feedback": lambda **options: ERNN(3, 5, map="self-feedback", max_iter=2, **options),
     "fastrnn": lambda **options: FastRNN(3, 5, **options),
     "fastgrnn": lambda **options: FastGRNN(3, 5, **options),
     "ugrnn": lambda **options: UGRNN(3, 5, **options),

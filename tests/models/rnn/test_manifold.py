@@ -22,7 +22,7 @@ def layer(implementation="auto", *, solver=Anderson, rtol=1e-13, **options):
     torch.nn.init.normal_(cell.b, std=0.5)
     solve = solver(max_iter=200, rtol=rtol, atol=0.1 * rtol)
     backward = Implicit(Anderson(max_iter=200, rtol=rtol, atol=0.1 * rtol))
-    made = ERNN(3, 5, cell=cell, solver=solve, backward=backward, implementation=implementation)
+    made = ERNN(3, 5, map=cell, solver=solve, backward=backward, implementation=implementation)
     return made.double().eval()
 
 
@@ -48,12 +48,10 @@ def test_all_time_steps_at_once_are_the_loop():
         leaves = [x.clone().requires_grad_(), h0.clone().requires_grad_()]
         output, h_n = made(*leaves)
         loss = (output * draw(6, 4, 5, seed=3)).sum() + h_n.square().sum()
-        results.append(
-            [output, h_n, *torch.autograd.grad(loss, [*leaves, *made.cell.parameters()])]
-        )
+        results.append([output, h_n, *torch.autograd.grad(loss, [*leaves, *made.map.parameters()])])
     for given, expected in zip(*results, strict=True):
         torch.testing.assert_close(given, expected, rtol=1e-9, atol=1e-10)
-    cell, h = fast.cell, results[0][0].detach()
+    cell, h = fast.map, results[0][0].detach()
     U, W, b = (value.detach().numpy() for value in (cell.U, cell.W, cell.b))
     s = (h + torch.cat([h0, h[:-1]])).numpy()
     np.testing.assert_allclose(1.3 * s, np.tanh(s @ U.T + x.numpy() @ W.T + b), rtol=0, atol=1e-11)
@@ -62,7 +60,7 @@ def test_all_time_steps_at_once_are_the_loop():
 @pytest.mark.parametrize("implementation", ["fused", "reference"])
 def test_gradients(implementation):
     made = layer(implementation)
-    weights = [value.requires_grad_() for value in (made.cell.W, made.cell.b)]
+    weights = [value.requires_grad_() for value in (made.map.W, made.map.b)]
 
     def states(x, h0, *_):
         return made(x, h0)[0]
@@ -87,7 +85,7 @@ def test_a_row_with_nan_is_lost_alone_and_each_solve_is_reported():
 def test_few_steps_are_the_loop_of_the_formula():
     """h + eta (phi - h), K times from h_{t-1}: no equilibrium, and not fused."""
     cell = ManifoldMap(3, 5, gamma=2.0, nonlinearity="relu").double()
-    made = ERNN(3, 5, cell=cell, solver=InexactNewton(2, eta=0.125), backward=Unrolled()).double()
+    made = ERNN(3, 5, map=cell, solver=InexactNewton(2, eta=0.125), backward=Unrolled()).double()
     assert "ManifoldMap" in repr(made.l0)
     x, h = draw(4, 1, 3), np.zeros(5)
     U, W, b = (value.detach().numpy() for value in (cell.U, cell.W, cell.b))
@@ -105,7 +103,7 @@ def test_a_subclass_with_another_phi_is_solved_by_the_loop():
             return lambda t, past: lambda h: at(t, past)(h) + 1
 
     cell = Shifted(3, 5, bound=0.5).double().eval()
-    made = ERNN(3, 5, cell=cell, solver=Anderson(rtol=1e-12, atol=0), backward=Implicit())
+    made = ERNN(3, 5, map=cell, solver=Anderson(rtol=1e-12, atol=0), backward=Implicit())
     x = draw(1, 1, 3)
     h = made.double()(x)[1][0].detach()
     torch.testing.assert_close(h, cell(h, torch.zeros_like(h), x[0]).detach())

@@ -49,11 +49,11 @@ LAYERS = {
     "ERNN": lambda **o: ERNN(d, n, **o),
     "ERNN, eta of each step": lambda **o: ERNN(d, n, timesteps=T, **o),
     "ERNN, K = 3, low rank": lambda **o: ERNN(d, n, max_iter=3, timesteps=T, rank=2, **o),
-    "ERNN, self-feedback, K = 2": lambda **o: ERNN(d, n, cell="self-feedback", max_iter=2, **o),
+    "ERNN, self-feedback, K = 2": lambda **o: ERNN(d, n, map="self-feedback", max_iter=2, **o),
     "ERNN, equilibrium": lambda **o: ERNN(
         d,
         n,
-        cell="self-feedback",
+        map="self-feedback",
         solver=Anderson(rtol=1e-12, atol=1e-13),
         backward=Implicit(),
         **o,
@@ -220,6 +220,6 @@ def test_the_choice_is_shown_and_checked():
     with pytest.raises(ValueError, match="parallel"):
         FastRNN(d, n, time="both")
     with pytest.raises(ValueError, match="Implicit"):
-        ERNN(d, n, cell="self-feedback", solver="picard", time="parallel")
+        ERNN(d, n, map="self-feedback", solver="picard", time="parallel")
     with pytest.raises(ValueError, match="InexactNewton"):
         ERNN(d, n, solver=InexactNewton(0), time="parallel")

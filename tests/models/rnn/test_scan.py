@@ -159,7 +159,7 @@ REFUSED = [
 def test_jordan_refuses_to_forget_the_past(solver, backward, given):
     layer = FixedPoint(solver, backward)
     cell = JordanMap(3, 5)
-    remedy = r"use InexactNewton\(max_iter=1 or 2\) with Unrolled\(\), or the self-feedback cell"
+    remedy = r"use InexactNewton\(max_iter=1 or 2\) with Unrolled\(\), or the self-feedback map"
     with pytest.raises(ValueError, match=f"JordanMap sees h_{{t-1}} only.*{given}.*{remedy}"):
         check_compatible(cell, layer)
     with pytest.raises(ValueError, match=given):

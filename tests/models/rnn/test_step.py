@@ -11,7 +11,7 @@ T, B = 7, 3
 
 def contraction(*sizes, **options):
     solver = Picard(rtol=1e-10, atol=1e-12, max_iter=500)
-    return ERNN(*sizes, cell="self-feedback", solver=solver, backward=Implicit(), **options)
+    return ERNN(*sizes, map="self-feedback", solver=solver, backward=Implicit(), **options)
 
 
 LAYERS = {

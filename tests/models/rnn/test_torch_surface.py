@@ -44,7 +44,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::fixpoint.ConvergenceWarning")
 
 def equilibrium(*sizes, **options):
     solver = Anderson(rtol=1e-9, atol=0)
-    return ERNN(*sizes, cell="self-feedback", solver=solver, backward=Implicit(), **options)
+    return ERNN(*sizes, map="self-feedback", solver=solver, backward=Implicit(), **options)
 
 
 LAYERS = {
@@ -246,7 +246,7 @@ def test_a_word_in_place_of_a_bool(make, name):
 def weight_of(layer):
     """A module with a weight of its own, and its name."""
     cell = layer.l0
-    for module in (getattr(cell, "cell", None), cell, getattr(cell, "W", None)):
+    for module in (getattr(cell, "map", None), cell, getattr(cell, "W", None)):
         for name in ("W", "full"):
             if isinstance(module, nn.Module) and name in module._parameters:
                 return module, name

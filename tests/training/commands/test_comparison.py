@@ -62,7 +62,7 @@ def test_it_ends_well(finished):
 def test_one_line_a_run(finished):
     out, _ = finished
     records = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
-    assert [(r["label"], r["run"]["backward"], r["run"]["cell"]) for r in records] == [
+    assert [(r["label"], r["run"]["backward"], r["run"]["map"]) for r in records] == [
         ("ERNN K=1 (inexact Newton, Jordan)", "unrolled", "jordan"),
         ("ERNN (Picard, self-feedback)", "unrolled", "self-feedback"),
         ("ERNN (Picard, self-feedback)", "implicit", "self-feedback"),
@@ -96,7 +96,7 @@ def test_what_is_printed(finished):
     text = result.stdout
     assert "756 train + 324 test windows" in text
     assert "ERNN on har2-sample, 4 hidden units, 1 epochs, seed 0" in text
-    for name in ("K=1", "(I + U)(V h", "Picard unrolled", "implicit", "Rows of different cells"):
+    for name in ("K=1", "(I + U)(V h", "Picard unrolled", "implicit", "Rows of different maps"):
         assert name in text
     assert "||I + eta f'|| < 1 at" in text
     assert str(out / "runs.jsonl") in text
@@ -185,7 +185,7 @@ def test_models_beside_each_other_and_pairs_that_make_no_sense_left_out(tmp_path
     y = np.arange(40) % 2
     x = np.random.default_rng(0).normal(size=(40, 6, 2)) + y[:, None, None]
     np.savez(tmp_path / "mine.npz", x=(100 * x).astype(np.int16), y=y)
-    arguments = ["--models", "ernn,gru", "--solvers", "inexact-newton,picard", "--cell", "jordan"]
+    arguments = ["--models", "ernn,gru", "--solvers", "inexact-newton,picard", "--map", "jordan"]
     arguments += ["--backward", "unrolled", "--set", "clip=1.0"]
     arguments += ["--dataset", str(tmp_path / "mine.npz")]
     result = invoke(*arguments, "--out", str(tmp_path))

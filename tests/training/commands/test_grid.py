@@ -14,7 +14,7 @@ def grid(**options):
         "datasets": ["har2-sample"],
         "models": ["ernn"],
         "solvers": list(DEFAULT_SOLVERS),
-        "cells": None,
+        "maps": None,
         "backwards": None,
         "seeds": [0],
     } | options
@@ -23,7 +23,7 @@ def grid(**options):
 
 def pairs(runs):
     models = [run.model for run in runs]
-    return [(m.solver, m.max_iter, m.backward, m.cell) for m in models]
+    return [(m.solver, m.max_iter, m.backward, m.map) for m in models]
 
 
 def test_defaults_are_the_pairs_that_make_sense():
@@ -83,7 +83,7 @@ def test_the_first_loss_of_equilibria_is_near_guessing():
 
 
 def test_models_without_a_search_keep_their_defaults():
-    for run in grid(models=["lstm"]) + grid(solvers=["picard"], cells=["linear"]):
+    for run in grid(models=["lstm"]) + grid(solvers=["picard"], maps=["linear"]):
         assert run.training == Recipe().training
         assert run.model.init is None
 
@@ -99,7 +99,7 @@ def test_what_is_asked_for_reaches_every_run():
     for run in grid(base=base, datasets=["har2"]):
         assert replace(run.training, recurrent_lr=1.0) == base.training
         assert (run.model.hidden, run.data.dataset, run.machine.device) == (5, "har2", "cuda")
-    assert pairs(grid(solvers=["picard:7"], backwards=["unrolled"], cells=["linear"])) == [
+    assert pairs(grid(solvers=["picard:7"], backwards=["unrolled"], maps=["linear"])) == [
         ("picard", 7, "unrolled", "linear")
     ]
 
@@ -112,8 +112,8 @@ def test_what_is_asked_for_reaches_every_run():
             r"eta receives no gradient under Implicit: use Unrolled\(\)",
         ),
         (
-            {"solvers": ["picard"], "cells": ["jordan"]},
-            "JordanMap sees .* or the self-feedback cell",
+            {"solvers": ["picard"], "maps": ["jordan"]},
+            "JordanMap sees .* or the self-feedback map",
         ),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_pair_that_was_asked_for_is_refused_when_built(tiny, options, message)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cells": ["jordon"]}, "unknown cell 'jordon'.*mean 'jordan'"),
+        ({"maps": ["jordon"]}, "unknown map 'jordon'.*mean 'jordan'"),
         ({"backwards": ["implict"]}, "unknown backward.*mean 'implicit'"),
         ({"models": ["lstn"]}, "unknown model.*mean 'lstm'"),
         ({"solvers": ["picrd"]}, "unknown solver.*mean 'picard'"),
@@ -142,13 +142,13 @@ def test_the_grid_is_the_product():
         datasets=["har2", "har6"],
         models=["lstm", "ernn"],
         solvers=["picard", "anderson"],
-        cells=["self-feedback", "linear"],
+        maps=["self-feedback", "linear"],
         backwards=["unrolled", "implicit"],
         seeds=[0, 1],
     )
     assert len(runs) == len({run.key for run in runs}) == 2 * 2 * (1 + 2 * 2 * 2)
     assert [run.label for run in runs[:3]] == ["LSTM", "LSTM", "ERNN (Picard, self-feedback)"]
-    bounds = {(run.model.cell, run.model.bound) for run in runs if run.model.model == "ernn"}
+    bounds = {(run.model.map, run.model.bound) for run in runs if run.model.model == "ernn"}
     assert bounds == {("self-feedback", EQUILIBRIUM["bound"]), ("linear", 0.8)}
 
 

@@ -33,7 +33,7 @@ def trained_in(folder, **changes):
 @pytest.fixture(scope="module")
 def ernn(tmp_path_factory):
     return trained_in(
-        tmp_path_factory.mktemp("ernn"), solver="inexact-newton", cell="jordan", max_iter=2
+        tmp_path_factory.mktemp("ernn"), solver="inexact-newton", map="jordan", max_iter=2
     )
 
 
@@ -111,7 +111,7 @@ def test_another_model_is_said_to_have_no_condition(lstm, tmp_path):
 
 def test_a_solver_with_a_tolerance(tmp_path, own):
     run = trained_in(
-        tmp_path, dataset=str(own), cell="self-feedback", solver="anderson", bound=0.8, rtol=1e-3
+        tmp_path, dataset=str(own), map="self-feedback", solver="anderson", bound=0.8, rtol=1e-3
     )
     text = invoke(run).stdout
     assert "accuracy" in text
@@ -158,7 +158,7 @@ def test_a_model_whose_period_was_chosen_was_trained_on_all(tmp_path):
 def test_a_text(tmp_path, text, monkeypatch):
     module = sys.modules["fixpoint.training.engine.run_data"]
     monkeypatch.setattr(module, "load_dataset", lambda name, **windows: text)
-    run = trained_in(tmp_path, batch_size=4, bptt=9, cell="jordan", solver="inexact-newton")
+    run = trained_in(tmp_path, batch_size=4, bptt=9, map="jordan", solver="inexact-newton")
     trained = load_trained(run)
     words, following = text.x_test[:80].view(4, 20)[:, :9], text.y_test[:80].view(4, 20)[:, :9]
     logits, _ = trained.model(words)

@@ -275,8 +275,8 @@ def test_progress_as_json_is_all_of_standard_output(tmp_path, monkeypatch):
             ["--set", "batch_size=1.5", "--lr", "1"],
             "batch_size must be a whole number; got 1.5",
         ),
-        (["--model", "lstm", "--cell", "jordan"], "lstm has no cell"),
-        (["--solver", "picard", "--cell", "jordan"], "would make it forget the past"),
+        (["--model", "lstm", "--map", "jordan"], "lstm has no map"),
+        (["--solver", "picard", "--map", "jordan"], "would make it forget the past"),
         (["--precision", "16-mixed"], "--precision 16-mixed needs a GPU"),
         (["--precision", "8"], "unknown value of machine.precision '8'"),
         (["--devices", "0"], "--devices"),
@@ -398,13 +398,13 @@ PLUGIN = """
 import torch
 import fixpoint.training
 from fixpoint import SOLVERS, Picard
-from fixpoint.models import CELLS, SelfFeedbackMap
+from fixpoint.models import MAPS, SelfFeedbackMap
 
 class Halved(Picard):
     pass
 
 SOLVERS["halved"] = Halved
-CELLS["mine"] = SelfFeedbackMap
+MAPS["mine"] = SelfFeedbackMap
 fixpoint.training.LAYERS["plain"] = torch.nn.RNN
 seen = []
 fixpoint.training.LOGGERS["mine"] = lambda folder: lambda epoch: seen.append((folder, epoch))
@@ -415,12 +415,12 @@ fixpoint.training.LOGGERS["mine"] = lambda folder: lambda epoch: seen.append((fo
 def plugin(tmp_path):
     import fixpoint.training
     from fixpoint import SOLVERS
-    from fixpoint.models import CELLS
+    from fixpoint.models import MAPS
 
     path = tmp_path / "plugin.py"
     path.write_text(PLUGIN)
     yield path
-    for registry in (SOLVERS, CELLS, fixpoint.training.LAYERS, fixpoint.training.LOGGERS):
+    for registry in (SOLVERS, MAPS, fixpoint.training.LAYERS, fixpoint.training.LOGGERS):
         for name in ("halved", "mine", "plain"):
             registry.pop(name, None)
 
@@ -433,9 +433,9 @@ def few(tmp_path):
     return ["--dataset", str(tmp_path / "few.npz"), "--set", "rotate=0"]
 
 
-def test_a_plugin_registers_solver_cell_and_model(tmp_path, plugin, few):
+def test_a_plugin_registers_solver_map_and_model(tmp_path, plugin, few):
     out = [*few, "--plugin", str(plugin), "--out", str(tmp_path / "out")]
-    result = invoke("--solver", "halved", "--cell", "mine", *out)
+    result = invoke("--solver", "halved", "--map", "mine", *out)
     assert result.exit_code == 0, result.output
     assert "ERNN (halved, mine)" in " ".join(result.stdout.split())
     result = invoke("--model", "plain", "--logger", "mine", *out)
@@ -455,7 +455,7 @@ def test_a_plugin_registers_solver_cell_and_model(tmp_path, plugin, few):
 def test_classes_by_their_place(tmp_path, few):
     result = invoke(
         *few,
-        *("--solver", "fixpoint.solvers:Picard", "--cell", "fixpoint.models:SelfFeedbackMap"),
+        *("--solver", "fixpoint.solvers:Picard", "--map", "fixpoint.models:SelfFeedbackMap"),
         *("--out", str(tmp_path)),
     )
     assert result.exit_code == 0, result.output
@@ -467,7 +467,7 @@ def test_classes_by_their_place(tmp_path, few):
     [
         (["--plugin", "nowhere.py"], "the plugin .*nowhere.py cannot be imported .*path of a .py"),
         (["--logger", "wandbb"], "unknown logger 'wandbb': expected one of tensorboard"),
-        (["--cell", "nowhere:Cell"], "the cell 'nowhere:Cell' cannot be imported: No module named"),
+        (["--map", "nowhere:Cell"], "the map 'nowhere:Cell' cannot be imported: No module named"),
         (["--hidden", "100000000"], "not enough memory for model.hidden=100000000"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_text_model_starts_with_the_frequencies_of_its_words(text):
 @pytest.mark.parametrize("option", OWN)
 def test_an_option_is_taken_or_refused(tiny, name, option):
     value = {
-        **{"nonlinearity": "relu", "cell": "jordan", "solver": "inexact-newton"},
+        **{"nonlinearity": "relu", "map": "jordan", "solver": "inexact-newton"},
         **{"backward": "unrolled", "max_iter": 1, "rank": 2},
         **{
             "rtol": 0.1,
@@ -69,9 +69,9 @@ def test_an_option_is_taken_or_refused(tiny, name, option):
 
 def test_defaults_of_ernn():
     resolved = resolve(options())
-    assert (resolved.cell, resolved.max_iter, resolved.backward) == ("jordan", 1, "unrolled")
+    assert (resolved.map, resolved.max_iter, resolved.backward) == ("jordan", 1, "unrolled")
     resolved = resolve(options(solver="anderson"))
-    assert (resolved.cell, resolved.max_iter, resolved.backward) == (
+    assert (resolved.map, resolved.max_iter, resolved.backward) == (
         "self-feedback",
         30,
         "implicit",
@@ -86,11 +86,11 @@ def test_defaults_of_ernn():
         ({"model": "lstn"}, "unknown model 'lstn': expected one of .*did you mean 'lstm'"),
         ({"solver": "picard", "eta": 0.1}, "solver picard has no eta"),
         ({"rtol": 0.1}, "solver inexact-newton has no rtol"),
-        ({"bound": 0.5}, "jordan cell has no bound"),
-        ({"init": "identity"}, "jordan cell has no init"),
+        ({"bound": 0.5}, "jordan map has no bound"),
+        ({"init": "identity"}, "jordan map has no init"),
         ({"solver": "picard", "input_gain": 0.1}, "input_gain needs model.init = 'identity'"),
         ({"solver": "picard", "init": "identiy"}, "unknown init .*did you mean 'identity'"),
-        ({"cell": "linear", "nonlinearity": "relu"}, "linear cell has no nonlinearity"),
+        ({"map": "linear", "nonlinearity": "relu"}, "linear map has no nonlinearity"),
         ({"tied": True}, "tied is for language models"),
         ({"word_frequencies": True}, "word_frequencies is for language models"),
     ],

@@ -7,7 +7,7 @@ from fixpoint.training import LAYERS, Recipe, make_model
 from fixpoint.training.engine.optim import Schedule, make_optimizer
 
 RECURRENT = {
-    "ernn": ["layer.l0.cell.V", "layer.l0.cell.U", "layer.l0.fixed_point.solver.eta"],
+    "ernn": ["layer.l0.map.V", "layer.l0.map.U", "layer.l0.fixed_point.solver.eta"],
     "rnn": ["layer.weight_hh_l0"],
     "lstm": ["layer.weight_hh_l0"],
     "gru": ["layer.weight_hh_l0"],
@@ -48,7 +48,7 @@ def test_recurrent_matrices_and_steps_have_a_rate_of_their_own(tiny, name):
     "options",
     [
         {"rank": 2},
-        {"solver": "picard", "cell": "self-feedback", "bound": 0.5},
+        {"solver": "picard", "map": "self-feedback", "bound": 0.5},
         {"model": "fastrnn", "rank": 2},
     ],
 )

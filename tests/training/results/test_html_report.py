@@ -120,7 +120,7 @@ def test_names_are_text_not_markup(page):
 
 def test_how_it_was_run(page, records):
     assert records[0]["versions"]["torch"] in page
-    for name in ("lr", "batch_size", "cell", "solver"):
+    for name in ("lr", "batch_size", "map", "solver"):
         assert f"<dt>{name}</dt>" in page
     assert "seeds 0, 1" in page
 
@@ -268,5 +268,5 @@ def test_the_page_is_made_for_light_and_dark_and_narrow(page):
 
 def test_a_report_says_what_the_numbers_mean(page):
     assert "What the numbers mean" in page
-    assert "Rows of different cells are different models" in page
+    assert "Rows of different maps are different models" in page
     assert "This layer " in page

@@ -14,7 +14,7 @@ def record(solver, accuracy, seconds, residual, *, seed=0, backward="implicit", 
     run = Recipe().changed(solver=solver, backward=backward, seed=seed, max_iter=1).flat
     return {
         "key": f"{solver}{seed}",
-        "run": run | {"cell": "self-feedback"},
+        "run": run | {"map": "self-feedback"},
         "metric": "accuracy",
         "accuracy_last": accuracy,
         "accuracy_best": accuracy,

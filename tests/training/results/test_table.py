@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from fixpoint.models import CELLS
+from fixpoint.models import MAPS
 from fixpoint.solvers import SOLVERS
 from fixpoint.training import Recipe
 from fixpoint.training.engine.model_factory import BACKWARDS
@@ -24,7 +24,7 @@ RECORD = {
         "model": "ernn",
         "solver": "picard",
         "max_iter": 30,
-        "cell": "self-feedback",
+        "map": "self-feedback",
         "backward": "implicit",
         "hidden": 4,
         "epochs": 6,
@@ -101,7 +101,7 @@ def test_seeds_share_a_row_as_mean_and_deviation():
 
 
 def test_configurations_have_rows_of_their_own():
-    text = shown(RECORD, changed(backward="unrolled"), changed(solver="broyden", cell="linear"))
+    text = shown(RECORD, changed(backward="unrolled"), changed(solver="broyden", map="linear"))
     assert [line.split()[:2] for line in text.splitlines() if "90.00" in line] == [
         ["Picard", "implicit"],
         ["Picard", "unrolled"],
@@ -132,15 +132,15 @@ def test_names_are_text_not_markup():
     assert "\x1b" not in text
 
 
-def test_a_comparison_of_solvers_on_different_cells_says_so():
-    other = changed(solver="inexact-newton", cell="jordan", max_iter=1)
+def test_a_comparison_of_solvers_on_different_maps_says_so():
+    other = changed(solver="inexact-newton", map="jordan", max_iter=1)
     text = " ".join(shown(RECORD, other).split())
-    assert "Rows of different cells are different models" in text
-    assert "different cells" not in shown(RECORD, changed(solver="anderson"))
+    assert "Rows of different maps are different models" in text
+    assert "different maps" not in shown(RECORD, changed(solver="anderson"))
 
 
 def test_each_model_is_described_once():
-    steps = changed(solver="inexact-newton", cell="jordan", max_iter=2, backward="unrolled")
+    steps = changed(solver="inexact-newton", map="jordan", max_iter=2, backward="unrolled")
     steps["run"] |= {"rank": 8, "rtol": None, "bound": None}
     other = changed(seed=1)
     text = shown(RECORD, other, steps, width=400)
@@ -158,7 +158,7 @@ def test_each_model_is_described_once():
 def test_rows_that_differ_in_solver_or_backward_share_a_description():
     kinds = [(s, b) for s in ("picard", "anderson") for b in ("unrolled", "implicit")]
     rows = [changed(solver=solver, backward=backward) for solver, backward in kinds]
-    text = shown(*rows, changed(cell="linear"), width=400)
+    text = shown(*rows, changed(map="linear"), width=400)
     assert text.count("h = tanh(U h + V h_prev + W x + b)") == 1
     assert (
         "Picard unrolled, ERNN (Picard, self-feedback), implicit, Anderson: h = tanh(U h + "
@@ -168,12 +168,12 @@ def test_rows_that_differ_in_solver_or_backward_share_a_description():
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("backward", BACKWARDS)
-def test_every_name_has_a_description(solver, cell, backward):
-    run = Recipe().changed(solver=solver, cell=cell, backward=backward).flat
+def test_every_name_has_a_description(solver, name, backward):
+    run = Recipe().changed(solver=solver, map=name, backward=backward).flat
     text = describe(run | {"max_iter": 3})
-    assert (cell == "linear") == ("relu(" not in text and "tanh(" not in text)
+    assert (name == "linear") == ("relu(" not in text and "tanh(" not in text)
     assert text.endswith(BACKWARD_WORDS[backward])
     assert SOLVER_NAMES[solver] in text or "3 steps" in text
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
-
-from torch import Tensor
+from typing import Protocol, TypeVar
 
 Forward = TypeVar("Forward", contravariant=True)
 Backward = TypeVar("Backward", contravariant=True)
@@ -22,15 +20,3 @@ class Backend(Protocol[Forward, Backward, Sums]):
 
     def backward(self, arguments: Backward, /) -> Sums:
         """Carry the gradient of the last state to the first; return the sums over all rows."""
-
-
-class Inputs(Protocol):
-    """The tensors of a recurrence: a NamedTuple with the input x and the first state h0."""
-
-    @property
-    def x(self) -> Tensor: ...
-
-    @property
-    def h0(self) -> Tensor: ...
-
-    def _asdict(self) -> dict[str, Any]: ...

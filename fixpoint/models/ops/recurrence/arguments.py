@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 
-class Problem(NamedTuple):
-    """A recurrence in the form of the kernels.
+class Operands(NamedTuple):
+    """The tensors of a recurrence in the form of the kernels.
 
     x: with W the input, (T, B, d), of u_g = x W_g^T, else the drives themselves, (T, B, G n).
     W: (G, n, d), or None. V: (G, n, n). bias: rows of n numbers that the step adds where it will.
@@ -37,7 +37,7 @@ class Problem(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of the tensors of a `Problem`; w: (count, M). Those not asked for are 0."""
+    """Gradients of the tensors of `Operands`; w: (count, M). Those not asked for are 0."""
 
     x: Tensor
     W: Tensor | None
@@ -58,7 +58,7 @@ class ForwardArguments(NamedTuple):
     """
 
     step: Any
-    problem: Problem
+    operands: Operands
     y: tuple[Tensor, ...]
     S: tuple[Tensor, ...]
     O: tuple[Tensor, ...]
@@ -71,7 +71,7 @@ class BackwardArguments(NamedTuple):
     first.
 
     G: of each state (T, B, n), gradients after each time step, or (0, B, n) for none.
-    w, K, V: as in `Problem`. S, kept: of the forward pass with every = 1.
+    w, K, V: as in `Operands`. S, kept: of the forward pass with every = 1.
     D: (M, B, n) each, receive the gradients d of the pullback.
 
     Returns those of w, (count, M), and of the bias, summed over rows and steps.

@@ -21,14 +21,14 @@ from fixpoint.models.ops.recurrence.arguments import (
     BackwardArguments,
     ForwardArguments,
     Gradients,
-    Problem,
+    Operands,
 )
 from fixpoint.models.ops.recurrence.flops import count_flops
 from fixpoint.models.ops.recurrence.input_gradients import InputGradients
 from fixpoint.models.ops.recurrence.step import gradients_of
 from fixpoint.models.ops.recurrence.torch_kernels import loop
 
-Inputs = TypeVar("Inputs", bound=tuple[Any, ...])
+InputsT = TypeVar("InputsT", bound=tuple[Any, ...])
 
 
 class Options(NamedTuple):
@@ -47,7 +47,7 @@ class Options(NamedTuple):
         return self.others if state else not self.last_only
 
 
-class FusedRecurrence(Generic[Inputs]):
+class FusedRecurrence(Generic[InputsT]):
     """A fused recurrence: a subclass brings its `Step` and the tensors of a NamedTuple.
 
     The backward pass goes through chunks of time, so that the products for the weights find their
@@ -68,110 +68,110 @@ class FusedRecurrence(Generic[Inputs]):
     step: ClassVar[Any]
     has_triton: ClassVar[bool] = False
 
-    def step_of(self, inputs: Inputs) -> Any:
+    def step_of(self, inputs: InputsT) -> Any:
         """Return the kind of `Step` of these inputs."""
         return self.step
 
-    def problem(self, inputs: Inputs) -> Problem:
+    def operands(self, inputs: InputsT) -> Operands:
         """Return the tensors in the form of the kernels."""
         raise NotImplementedError
 
-    def of_inputs(self, inputs: Inputs, found: Gradients) -> Inputs:
-        """Return gradients of the tensors, from those of the problem."""
+    def of_inputs(self, inputs: InputsT, found: Gradients) -> InputsT:
+        """Return gradients of the tensors, from those of the operands."""
         raise NotImplementedError
 
-    def _ready(self, inputs: Inputs, options: Options) -> Any:
+    def _ready(self, inputs: InputsT, options: Options) -> Any:
         return self.step_of(inputs)(CODES[options.activation])
 
-    def reference(self, inputs: Inputs, options: Options) -> list[Tensor]:
+    def reference(self, inputs: InputsT, options: Options) -> list[Tensor]:
         """Return the outputs by plain operations."""
-        step, problem = self._ready(inputs, options), self.problem(inputs)
-        return loop(step, problem, last_only=options.last_only, others=options.others)
+        step, operands = self._ready(inputs, options), self.operands(inputs)
+        return loop(step, operands, last_only=options.last_only, others=options.others)
 
-    def infer(self, inputs: Inputs, options: Options) -> tuple[Tensor, ...]:
+    def infer(self, inputs: InputsT, options: Options) -> tuple[Tensor, ...]:
         """Return the outputs alone."""
         return self._run(inputs, options, keep=False)[0]
 
     def train(
-        self, inputs: Inputs, options: Options
+        self, inputs: InputsT, options: Options
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return the outputs and the tensors that `gradients` needs besides the inputs."""
         return self._run(inputs, options, keep=True)
 
     def _run(
-        self, inputs: Inputs, options: Options, *, keep: bool
+        self, inputs: InputsT, options: Options, *, keep: bool
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        step, problem = self._ready(inputs, options), self.problem(inputs)
-        y = tuple([op.copy(h) for h in problem.start])
-        T, states = len(problem.x), range(len(y))
+        step, operands = self._ready(inputs, options), self.operands(inputs)
+        y = tuple([op.copy(h) for h in operands.start])
+        T, states = len(operands.x), range(len(y))
         every, saved = 1, [(0, *y[0].shape)] * (step.states + step.kept)
         if keep:
-            every = _inner_steps_between_saved_states(T, problem.K, options)
+            every = _inner_steps_between_saved_states(T, operands.K, options)
             saved = self.saved_shapes(inputs, options)
         S = tuple([op.empty(shape, y[0]) for shape in saved[: step.states]])
         kept = tuple([op.empty(shape, y[0]) for shape in saved[step.states :]])
         O = tuple([op.empty((T * options.whole(i), *y[i].shape), y[i]) for i in states])
         for s, h in zip(S, y, strict=True):
             s[:1] = h
-        arguments = ForwardArguments(step, problem, y, S, O, kept, every)
+        arguments = ForwardArguments(step, operands, y, S, O, kept, every)
         op.backend(self.name, y[0]).forward(arguments)
         return tuple([O[i] if options.whole(i) else y[i] for i in states]), (*S, *kept)
 
-    def saved_shapes(self, inputs: Inputs, options: Options) -> list[tuple[int, ...]]:
+    def saved_shapes(self, inputs: InputsT, options: Options) -> list[tuple[int, ...]]:
         """Return the shapes of the tensors that `train` returns besides the outputs."""
-        step, problem = self.step_of(inputs), self.problem(inputs)
-        T, K, state = len(problem.x), problem.K, problem.start[0].shape
+        step, operands = self.step_of(inputs), self.operands(inputs)
+        T, K, state = len(operands.x), operands.K, operands.start[0].shape
         every = _inner_steps_between_saved_states(T, K, options)
         count = 0 if options.recompute else T * K
         return [(T * K // every + 1, *state)] * step.states + [(count, *state)] * step.kept
 
     def gradients(
         self,
-        inputs: Inputs,
+        inputs: InputsT,
         saved: Sequence[Tensor],
         grads: Sequence[Tensor],
-        needed: Inputs,
+        needed: InputsT,
         options: Options,
-    ) -> Inputs:
+    ) -> InputsT:
         """Return gradients of all inputs; those not `needed`, a NamedTuple of bool, may be left
         out.
         """
-        step, problem = self._ready(inputs, options), self.problem(inputs)
-        S, kept, K = tuple(saved[: step.states]), tuple(saved[step.states :]), problem.K
+        step, operands = self._ready(inputs, options), self.operands(inputs)
+        S, kept, K = tuple(saved[: step.states]), tuple(saved[step.states :]), operands.K
         ends = [op.output_gradients(v, not options.whole(i)) for i, v in enumerate(grads)]
         G, g = zip(*ends, strict=True)
-        T, (B, n), count = len(problem.x), g[0].shape, gradients_of(type(step))
+        T, (B, n), count = len(operands.x), g[0].shape, gradients_of(type(step))
         steps = _recomputed_steps(T) if options.recompute else op.chunk_length(T, K * count, g[0])
         D = tuple([op.empty((steps * K, B, n), g[0]) for _ in range(count)])
-        sums, dw = InputGradients(type(step), problem, needed), []
-        V = problem.V.contiguous()
+        sums, dw = InputGradients(type(step), operands, needed), []
+        V = operands.V.contiguous()
         for lo in reversed(range(0, T, steps)):
             at = slice(lo, min(lo + steps, T))
             inner = slice(lo * K, at.stop * K)
             if options.recompute:
-                S_at, kept_at = self._again(step, problem, S, at, options)
+                S_at, kept_at = self._again(step, operands, S, at, options)
             else:
                 S_at = tuple([s[inner.start : inner.stop + 1] for s in S])
                 kept_at = tuple([c[inner] for c in kept])
             d = tuple([v[: inner.stop - inner.start] for v in D])
-            G_at, w = tuple([v[at] for v in G]), tuple([v[inner] for v in problem.w])
+            G_at, w = tuple([v[at] for v in G]), tuple([v[inner] for v in operands.w])
             found, bias = op.backend(self.name, g[0]).backward(
-                BackwardArguments(step, G_at, V, w, K, len(problem.bias), g, S_at, kept_at, d)
+                BackwardArguments(step, G_at, V, w, K, len(operands.bias), g, S_at, kept_at, d)
             )
             dw.append(found)
             sums.add(at, d, S_at[0], bias)
-        total = torch.cat(dw[::-1], 1) if dw else g[0].new_zeros(len(problem.w), 0)
+        total = torch.cat(dw[::-1], 1) if dw else g[0].new_zeros(len(operands.w), 0)
         return self.of_inputs(inputs, sums.all(total, g))
 
     def _again(
-        self, step: Any, problem: Problem, S: tuple[Tensor, ...], at: slice, options: Options
+        self, step: Any, operands: Operands, S: tuple[Tensor, ...], at: slice, options: Options
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return all states of some time steps and what is kept in them, from the state before."""
-        K, steps = problem.K, at.stop - at.start
-        place = at.start // _recomputed_steps(len(problem.x)) if options.last_only else at.start
+        K, steps = operands.K, at.stop - at.start
+        place = at.start // _recomputed_steps(len(operands.x)) if options.last_only else at.start
         y, like = tuple([op.copy(s[place]) for s in S]), S[0][0]
         inner = slice(at.start * K, at.stop * K)
-        part = problem._replace(x=problem.x[at], w=tuple([v[inner] for v in problem.w]))
+        part = operands._replace(x=operands.x[at], w=tuple([v[inner] for v in operands.w]))
         S_at = tuple([op.states(h, steps * K) for h in y])
         kept = tuple([op.empty((steps * K, *like.shape), like) for _ in range(step.kept)])
         O = tuple([op.empty((0, *like.shape), like) for _ in y])

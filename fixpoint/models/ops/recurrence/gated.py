@@ -9,7 +9,7 @@ from torch import Tensor
 from fixpoint._messages import unknown_name
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.pointwise import SIGMOID, one_minus, sigma, slope
-from fixpoint.models.ops.recurrence.arguments import Gradients, Problem
+from fixpoint.models.ops.recurrence.arguments import Gradients, Operands
 from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options, check_shapes
 from fixpoint.models.ops.recurrence.registered import register
 from fixpoint.models.ops.recurrence.step import Activation
@@ -47,7 +47,7 @@ class TwoProductsStep(Activation):
         return (x * z,), (dz, dc), (dz, dc), (x * c * rest, x * c)
 
 
-class Inputs(NamedTuple):
+class GatedInputs(NamedTuple):
     """The tensors of `gated_scan`."""
 
     x: Tensor
@@ -59,27 +59,27 @@ class Inputs(NamedTuple):
     h0: Tensor
 
 
-class GatedRecurrence(FusedRecurrence[Inputs]):
+class GatedRecurrence(FusedRecurrence[GatedInputs]):
     """One product V h serves gate and candidate, or each has its own."""
 
-    name, reference_name, inputs, has_triton = "gated", "gated_scan_reference", Inputs, True
+    name, reference_name, inputs, has_triton = "gated", "gated_scan_reference", GatedInputs, True
 
-    def step_of(self, inputs: Inputs) -> type:
+    def step_of(self, inputs: GatedInputs) -> type:
         return SharedProductStep if len(inputs.V) == inputs.h0.shape[1] else TwoProductsStep
 
-    def problem(self, inputs: Inputs) -> Problem:
+    def operands(self, inputs: GatedInputs) -> Operands:
         x, W, bias, V, p, q, h0 = inputs
         T, n = len(x), h0.shape[1]
         rows = h0.new_zeros(2, n) if bias is None else bias.view(2, n)
         matrices = None if W is None else W.unflatten(0, (-1, n))
         scalars = p.expand(T), q.expand(T)
-        return Problem(x, matrices, rows, V.unflatten(0, (-1, n)), scalars, 1, (h0,))
+        return Operands(x, matrices, rows, V.unflatten(0, (-1, n)), scalars, 1, (h0,))
 
-    def of_inputs(self, inputs: Inputs, found: Gradients) -> Inputs:
+    def of_inputs(self, inputs: GatedInputs, found: Gradients) -> GatedInputs:
         p, q = found.w.sum(1)
         W = None if found.W is None else found.W.flatten(0, 1)
         bias, V = found.bias.flatten(), found.V.flatten(0, 1)
-        return Inputs(found.x, W, bias, V, p.clone(), q.clone(), found.start[0])
+        return GatedInputs(found.x, W, bias, V, p.clone(), q.clone(), found.start[0])
 
 
 GATED = GatedRecurrence()
@@ -186,7 +186,7 @@ def checked(
     q: Tensor | float,
     h0: Tensor,
     activation: str,
-) -> Inputs:
+) -> GatedInputs:
     """Return all tensors, after a check."""
     if activation not in ACTIVATIONS:
         raise ValueError(unknown_name("activation", activation, ACTIVATIONS))
@@ -204,4 +204,4 @@ def checked(
     for name, v in {"p": p, "q": q}.items():
         if v.dim():
             raise ValueError(f"{name} must be a number or have no axes, not {tuple(v.shape)}")
-    return Inputs(x, W, bias, V, p, q, h0)
+    return GatedInputs(x, W, bias, V, p, q, h0)

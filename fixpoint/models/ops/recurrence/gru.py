@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fixpoint.models.ops.common.pointwise import SIGMOID, one_minus, sigma, slope
-from fixpoint.models.ops.recurrence.arguments import Gradients, Problem
+from fixpoint.models.ops.recurrence.arguments import Gradients, Operands
 from fixpoint.models.ops.recurrence.autograd import FusedRecurrence
 from fixpoint.models.ops.recurrence.registered import register
 from fixpoint.models.ops.recurrence.step import Activation
@@ -33,7 +33,7 @@ class GRUStep(Activation):
         return (x * z,), (dr, dz, dp, dc), (dr, dz, dc, dp), ()
 
 
-class Inputs(NamedTuple):
+class GRUInputs(NamedTuple):
     """x: (T, B, d); W: (3 n, d) and V: (3 n, n) of r, z, c; bias: (4 n,), the last of V_c h."""
 
     x: Tensor
@@ -43,21 +43,21 @@ class Inputs(NamedTuple):
     h0: Tensor
 
 
-class GRURecurrence(FusedRecurrence[Inputs]):
+class GRURecurrence(FusedRecurrence[GRUInputs]):
     """Recurrence of a GRU, with the weights of torch.nn.GRU."""
 
-    name, reference_name, inputs, step = "gru", "the reference", Inputs, GRUStep
+    name, reference_name, inputs, step = "gru", "the reference", GRUInputs, GRUStep
 
-    def problem(self, inputs: Inputs) -> Problem:
+    def operands(self, inputs: GRUInputs) -> Operands:
         x, W, bias, V, h0 = inputs
         n = h0.shape[1]
         rows = h0.new_zeros(4, n) if bias is None else bias.view(4, n)
         matrices = None if W is None else W.unflatten(0, (-1, n))
-        return Problem(x, matrices, rows, V.unflatten(0, (-1, n)), (), 1, (h0,))
+        return Operands(x, matrices, rows, V.unflatten(0, (-1, n)), (), 1, (h0,))
 
-    def of_inputs(self, inputs: Inputs, found: Gradients) -> Inputs:
+    def of_inputs(self, inputs: GRUInputs, found: Gradients) -> GRUInputs:
         W = None if found.W is None else found.W.flatten(0, 1)
-        return Inputs(found.x, W, found.bias.flatten(), found.V.flatten(0, 1), found.start[0])
+        return GRUInputs(found.x, W, found.bias.flatten(), found.V.flatten(0, 1), found.start[0])
 
 
 GRU = GRURecurrence()

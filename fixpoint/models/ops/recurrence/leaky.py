@@ -10,7 +10,7 @@ from torch import Tensor
 from fixpoint._messages import unknown_name
 from fixpoint.models.ops.common.activations import ACTIVATIONS
 from fixpoint.models.ops.common.pointwise import sigma, slope
-from fixpoint.models.ops.recurrence.arguments import Gradients, Problem
+from fixpoint.models.ops.recurrence.arguments import Gradients, Operands
 from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options, check_shapes
 from fixpoint.models.ops.recurrence.registered import register
 from fixpoint.models.ops.recurrence.step import Activation
@@ -31,7 +31,7 @@ class LeakyStep(Activation):
         return (w[0] * x,), (d,), (d,), (x * h[0], x * c)
 
 
-class Inputs(NamedTuple):
+class LeakyInputs(NamedTuple):
     """The tensors of `fused_scan`, with a and b expanded to (T, K)."""
 
     x: Tensor
@@ -43,24 +43,26 @@ class Inputs(NamedTuple):
     h0: Tensor
 
 
-class LeakyRecurrence(FusedRecurrence[Inputs]):
+class LeakyRecurrence(FusedRecurrence[LeakyInputs]):
     """Leaky recurrence; with recompute its backward pass takes about sqrt(T) steps at a time."""
 
-    name, reference_name, inputs, has_triton = "leaky", "scan_reference", Inputs, True
+    name, reference_name, inputs, has_triton = "leaky", "scan_reference", LeakyInputs, True
     step = LeakyStep
 
-    def problem(self, inputs: Inputs) -> Problem:
+    def operands(self, inputs: LeakyInputs) -> Operands:
         x, W, bias, A, a, b, h0 = inputs
         row = h0.new_zeros(1, len(A)) if bias is None else bias.unsqueeze(0)
         matrix = None if W is None else W.unsqueeze(0)
         scalars = a.flatten(), b.flatten()
-        return Problem(x, matrix, row, A.unsqueeze(0), scalars, a.shape[1], (h0,))
+        return Operands(x, matrix, row, A.unsqueeze(0), scalars, a.shape[1], (h0,))
 
-    def of_inputs(self, inputs: Inputs, found: Gradients) -> Inputs:
+    def of_inputs(self, inputs: LeakyInputs, found: Gradients) -> LeakyInputs:
         a, b = found.w.unflatten(1, inputs.a.shape)
         W = None if found.W is None else found.W[0]
         # two tensors: outputs of registered operations must not share memory
-        return Inputs(found.x, W, found.bias[0], found.V[0], a.clone(), b.clone(), found.start[0])
+        return LeakyInputs(
+            found.x, W, found.bias[0], found.V[0], a.clone(), b.clone(), found.start[0]
+        )
 
 
 LEAKY = LeakyRecurrence()
@@ -146,7 +148,7 @@ def checked(
     b: Tensor | float,
     h0: Tensor,
     activation: str,
-) -> Inputs:
+) -> LeakyInputs:
     """Return all tensors, after a check."""
     if activation not in ACTIVATIONS:
         raise ValueError(unknown_name("activation", activation, ACTIVATIONS))
@@ -164,7 +166,7 @@ def checked(
     if K < 1:
         raise ValueError(f"a and b must have a K of at least 1, not {tuple(a.shape)}")
     try:
-        return Inputs(x, W, bias, A, a.expand(T, K), b.expand(T, K), h0)
+        return LeakyInputs(x, W, bias, A, a.expand(T, K), b.expand(T, K), h0)
     except RuntimeError:
         given = f"{tuple(a.shape)} and {tuple(b.shape)}"
         raise ValueError(f"a and b must expand to (T, K), T = {T}, not from {given}") from None

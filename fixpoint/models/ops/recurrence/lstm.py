@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fixpoint.models.ops.common.pointwise import SIGMOID, sigma, slope, zero_like
-from fixpoint.models.ops.recurrence.arguments import Gradients, Problem
+from fixpoint.models.ops.recurrence.arguments import Gradients, Operands
 from fixpoint.models.ops.recurrence.autograd import FusedRecurrence
 from fixpoint.models.ops.recurrence.registered import register
 from fixpoint.models.ops.recurrence.step import Activation
@@ -39,7 +39,7 @@ class LSTMStep(Activation):
         return (zero_like(f), dc * f), d, d, ()
 
 
-class Inputs(NamedTuple):
+class LSTMInputs(NamedTuple):
     """x: (T, B, d); W: (4 n, d), bias: (4 n,), V: (4 n, n) of i, f, a, o; h0, c0: (B, n)."""
 
     x: Tensor
@@ -50,21 +50,21 @@ class Inputs(NamedTuple):
     c0: Tensor
 
 
-class LSTMRecurrence(FusedRecurrence[Inputs]):
+class LSTMRecurrence(FusedRecurrence[LSTMInputs]):
     """Recurrence of an LSTM, with the weights of torch.nn.LSTM."""
 
-    name, reference_name, inputs, step = "lstm", "the reference", Inputs, LSTMStep
+    name, reference_name, inputs, step = "lstm", "the reference", LSTMInputs, LSTMStep
 
-    def problem(self, inputs: Inputs) -> Problem:
+    def operands(self, inputs: LSTMInputs) -> Operands:
         x, W, bias, V, h0, c0 = inputs
         n = h0.shape[1]
         rows = h0.new_zeros(4, n) if bias is None else bias.view(4, n)
         matrices = None if W is None else W.unflatten(0, (-1, n))
-        return Problem(x, matrices, rows, V.unflatten(0, (-1, n)), (), 1, (h0, c0))
+        return Operands(x, matrices, rows, V.unflatten(0, (-1, n)), (), 1, (h0, c0))
 
-    def of_inputs(self, inputs: Inputs, found: Gradients) -> Inputs:
+    def of_inputs(self, inputs: LSTMInputs, found: Gradients) -> LSTMInputs:
         W = None if found.W is None else found.W.flatten(0, 1)
-        return Inputs(found.x, W, found.bias.flatten(), found.V.flatten(0, 1), *found.start)
+        return LSTMInputs(found.x, W, found.bias.flatten(), found.V.flatten(0, 1), *found.start)
 
 
 LSTM = LSTMRecurrence()

@@ -27,7 +27,7 @@ from fixpoint.models.ops.common.numba_blocks import (
 )
 from fixpoint.models.ops.common.numba_cache import FAST, SOURCES, cached_njit
 from fixpoint.models.ops.common.numba_pointwise import INLINED
-from fixpoint.models.ops.recurrence.arguments import BackwardArguments, ForwardArguments, Problem
+from fixpoint.models.ops.recurrence.arguments import BackwardArguments, ForwardArguments, Operands
 from fixpoint.models.ops.recurrence.numba_tuples import (
     add_entries,
     add_gradients,
@@ -45,13 +45,13 @@ from fixpoint.models.ops.recurrence.numba_tuples import (
 
 
 def forward(arguments: ForwardArguments) -> None:
-    step, problem, y, S, O, kept, every = arguments
-    X, Wt = _inputs(problem)
-    Vt, w = _arrays(problem.V.mT.contiguous().unbind()), _arrays(problem.w)
-    bias = _arrays(problem.bias.unbind())
+    step, operands, y, S, O, kept, every = arguments
+    X, Wt = _inputs(operands)
+    Vt, w = _arrays(operands.V.mT.contiguous().unbind()), _arrays(operands.w)
+    bias = _arrays(operands.bias.unbind())
     states = _views(y), _views(S), _views(O), _views(kept)
     rows, ranges = split(len(y[0]), max(Vt[0].size, Wt[0].size))
-    arguments_ = X, Wt, bias, Vt, w, *states, problem.K, every, rows
+    arguments_ = X, Wt, bias, Vt, w, *states, operands.K, every, rows
     kernel = _compiled(type(step))[0]  # type: ignore[arg-type]
     run(lambda first, last: kernel(step, *arguments_, first, last), ranges)
 
@@ -77,12 +77,12 @@ def _views(tensors: Any) -> tuple[Any, ...]:
     return tuple([v.detach().numpy() for v in tensors])
 
 
-def _inputs(problem: Problem) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _inputs(operands: Operands) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return for each product x and W^T, or u and no W where W is too wide for blocks of rows."""
-    x, W, V = problem.x, problem.W, problem.V
+    x, W, V = operands.x, operands.W, operands.V
     if W is not None and 0 < 8 * W[0].numel() <= PRODUCT:
         return _arrays([x]) * len(V), _arrays(W.mT.contiguous().unbind())
-    return _arrays(problem.drives()), _arrays([V[0, :0]]) * len(V)
+    return _arrays(operands.drives()), _arrays([V[0, :0]]) * len(V)
 
 
 @functools.cache

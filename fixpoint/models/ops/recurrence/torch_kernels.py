@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fixpoint.models.ops.recurrence.arguments import BackwardArguments, ForwardArguments, Problem
+from fixpoint.models.ops.recurrence.arguments import BackwardArguments, ForwardArguments, Operands
 
 
-def loop(step: Any, problem: Problem, *, last_only: bool, others: bool = False) -> list[Tensor]:
+def loop(step: Any, operands: Operands, *, last_only: bool, others: bool = False) -> list[Tensor]:
     """Return states by differentiable operations: all of them, (T, B, n), or the last, (B, n)."""
-    K, V, b, y = problem.K, problem.V, problem.bias.unbind(), problem.start
-    drives, states = [u.unbind() for u in problem.drives()], []
-    for m, w in enumerate(_scalars(problem.w, len(problem.x) * K)):
+    K, V, b, y = operands.K, operands.V, operands.bias.unbind(), operands.start
+    drives, states = [u.unbind() for u in operands.drives()], []
+    for m, w in enumerate(_scalars(operands.w, len(operands.x) * K)):
         p = [y[0] @ v.mT for v in V.unbind()]
         y, _ = step.step(y, p, [u[m // K] for u in drives], b, w)
         if (m + 1) % K == 0:
@@ -28,9 +28,9 @@ def loop(step: Any, problem: Problem, *, last_only: bool, others: bool = False) 
 
 
 def forward(arguments: ForwardArguments) -> None:
-    step, problem, y, S, O, kept, every = arguments
-    K, V, b, drives = problem.K, problem.V.mT, problem.bias.unbind(), problem.drives()
-    for m, w in enumerate(_numbers(problem.w, len(problem.x) * K)):
+    step, operands, y, S, O, kept, every = arguments
+    K, V, b, drives = operands.K, operands.V.mT, operands.bias.unbind(), operands.drives()
+    for m, w in enumerate(_numbers(operands.w, len(operands.x) * K)):
         t, k = divmod(m, K)
         new, values = step.step(y, [y[0] @ v for v in V], [u[t] for u in drives], b, w)
         for h, value in zip(y, new, strict=True):

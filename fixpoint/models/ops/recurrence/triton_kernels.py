@@ -15,21 +15,21 @@ MAX_SIZE = kernels.MAX_SIZE
 
 
 def forward(arguments: ForwardArguments) -> None:
-    step, problem, (h,), (S,), (O,), kept, every = arguments
-    kind, u, bias = _kind(step), problem.drives(), None
+    step, operands, (h,), (S,), (O,), kept, every = arguments
+    kind, u, bias = _kind(step), operands.drives(), None
     if kind:
-        bias = problem.bias.contiguous()
+        bias = operands.bias.contiguous()
     else:
-        u = [u[0] + problem.bias]
+        u = [u[0] + operands.bias]
     kernels.forward(
         kernels.Forward(
             kind,
             NAMES[step.activation],
             tuple([x.contiguous() for x in u]),
-            problem.V.unbind(),
-            _of_steps(problem.w),
+            operands.V.unbind(),
+            _of_steps(operands.w),
             bias,
-            problem.K,
+            operands.K,
             h,
             S,
             O,
