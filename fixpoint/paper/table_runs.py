@@ -74,9 +74,9 @@ def reproduce_table(
     records = open_records(out)
     done = run_missing(console, list(runs.values()), records, out=out, jobs=jobs, cluster=cluster)
     rows = [row for row in TABLES[target] if row.recipe in recipes]
+    keys = {row: [runs[row.recipe, seed].key for seed in seeds] for row in rows}
     ours = {
-        row: [r for s in seeds if (r := records.find(runs[row.recipe, s])) is not None]
-        for row in rows
+        row: [records.by_key[key] for key in keys[row] if key in records.by_key] for row in rows
     }
     console.print(beside_table(target, ours))
     if done:

@@ -50,6 +50,8 @@ class Course:
         born: number of the update after which each sample began, 0 for all or (B,).
     """
 
+    _status: Status
+
     def __init__(
         self, options: CourseOptions, z: Tensor, norms: Norms, *, every: int, most: int
     ) -> None:
