@@ -2,15 +2,24 @@
 
 import pytest
 import torch
-from support.simulated_device import CUDA, OnDevice, simulated_device, to_device, to_host
+from support.simulated_device import (
+    CUDA,
+    OnDevice,
+    module_to_device,
+    simulated_device,
+    to_device,
+    to_host,
+)
 from torch.func import functional_call
 
-from fixpoint import FixedPoint, Unrolled, solve
+from fixpoint import FixedPoint, Picard, Unrolled, solve
+from fixpoint.analysis import contraction_profile, iteration_profile, least_squares_line
 from fixpoint.models import ERNN, UGRNN, FastGRNN, FastRNN
 from fixpoint.models.deq.spectral_norm import _NormByProducts
 from fixpoint.models.ops.common import dispatch
 from fixpoint.models.ops.equilibrium.arguments import Ending
 from fixpoint.models.ops.equilibrium.results import as_solution
+from fixpoint.sequence import LeakyJacobian, solve_sequence
 from fixpoint.solvers import SOLVERS
 
 
@@ -44,14 +53,13 @@ UNROLLED = [name for name in SOLVERS if SOLVERS[name]().unrollable and name != "
 
 
 @pytest.mark.parametrize("name", UNROLLED)
-def test_fixed_steps_can_be_captured(name, monkeypatch):
+def test_fixed_steps_can_be_captured(name):
     """No value is read, and nothing is copied: neither the steps nor their gradients wait."""
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     U, x = problem()
     options = {"eta": 0.7} if name == "inexact-newton" else {}
     solver = SOLVERS[name](max_iter=6, rtol=0, atol=0, **options)
     layer = FixedPoint(solver, Unrolled(), on_failure="ignore")
-    with simulated_device() as counts:
+    with simulated_device(capturing=True) as counts:
         z = layer(lambda z: torch.tanh(z @ U.mT + x), torch.zeros(6, 8, device=CUDA)).z
         torch.autograd.grad(z, U, torch.ones(6, 8, device=CUDA))
         assert counts.operations["tanh"] > 5
@@ -163,12 +171,39 @@ class Silent:
 )
 def test_a_training_step_of_a_fused_layer_can_be_captured(layer, monkeypatch):
     """Around its kernels no value is read, and nothing is copied from or to the host."""
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(dispatch, "backend", lambda name, h: Silent)
     weights = {k: to_device(v) for k, v in layer.named_parameters()}
     x = to_device(torch.randn(6, 4, 3))
-    with simulated_device() as counts:
+    with simulated_device(capturing=True) as counts:
         output, _ = functional_call(layer, weights, (x,))
         torch.autograd.grad(output, list(weights.values()), torch.ones_like(output))
         assert not counts.reads
         assert not counts.copies
+
+
+def test_an_analysis_of_a_layer_remains_on_its_device():
+    """A plot compares its numbers, and they come from one place."""
+    solver = Picard(max_iter=2, rtol=0, atol=0, record="iterates")
+    layer = module_to_device(ERNN(3, 8, solver=Picard(max_iter=2, rtol=0, atol=0)))
+    U, x = problem()
+    U = U.detach()
+    with simulated_device():
+        profile = contraction_profile(layer, to_device(torch.randn(6, 4, 3)))
+        trace = solve(
+            lambda z: torch.tanh(z @ U.mT + x), torch.zeros(6, 8, device=CUDA), solver
+        ).trace
+        of_updates = iteration_profile(lambda z: torch.tanh(z @ U.mT + x), trace, 0.5)
+        for found in (profile, of_updates):
+            tensors = found.eta, found.norm, found.lower, found.upper
+            assert {v.device for v in tensors} == {CUDA}
+        assert least_squares_line(to_device(torch.rand(5, 2))).device == CUDA
+
+
+def test_a_jacobian_serves_on_one_device_after_another():
+    jacobian, x = LeakyJacobian(0.9), torch.randn(6, 4, 3)
+    for there in (x, to_device(x), x):
+        with simulated_device():
+            solution = solve_sequence(
+                lambda h, x: 0.9 * h + 0.1 * torch.tanh(h + x), there, there[0], jacobian=jacobian
+            )
+            assert solution.z.device == there.device
