@@ -44,7 +44,7 @@ class Variant(NamedTuple):
     @property
     def config(self) -> Any:
         if self.name == "equilibrium":
-            return equilibrium.launch_config(self.n, self.B, self.memory, processors=PROCESSORS)
+            return equilibrium.launch_config(self.n)
         products = max(1, KINDS[self.name])
         shared = SHARED[self.capability]
         return recurrence.launch_config(self.n, TYPES[self.dtype], products, shared=shared)
@@ -114,7 +114,7 @@ def _recurrence(v: Variant) -> tuple[Any, dict[str, str], dict[str, Any]]:
     types |= dict.fromkeys(("w0", "w1", "dw", "dbias"), "*fp32")
     constants = {"n": v.n, "KIND": kind, "ACTIVATION": v.activation, "HAS_BIAS": kind > 0}
     constants |= {"HAS_S": True, "HAS_O": False, "HAS_G": True, "KEEP": True, "K": 1, "every": 1}
-    constants |= {"SIZE": config.size, "ROWS": config.rows, "TILE": config.tile}
+    constants |= {"SIZE": config.size, "ROWS": getattr(config,"rows",1), "TILE": config.tile}
     return kernel, types, constants | {"LANES": config.lanes, "PARTS": config.parts}
 
 
@@ -124,7 +124,8 @@ def _equilibrium(v: Variant) -> tuple[Any, dict[str, str], dict[str, Any]]:
     types = dict.fromkeys(names.split(), "*fp32") | dict.fromkeys(("rtol", "atol"), "fp32")
     types |= {"iterations": "*i64", "result": "*i8", "ended": "*i8"}
     constants = {"n": v.n, "ACTIVATION": v.activation, "MEMORY": v.memory, "KEEP": True}
-    return kernel, types, constants | {"SIZE": config.size, "ROWS": config.rows}
+    constants |= {"UNDAMPED": v.memory == 0}
+    return kernel, types, constants | {"SIZE": config.size}
 
 
 def blocks_at_a_time(registers: int, warps: int, shared: int, capability: int) -> int:
@@ -143,7 +144,7 @@ def row(v: Variant) -> list[Any]:
         v.pass_,
         v.n,
         v.dtype,
-        config.rows,
+        getattr(config,"rows",1),
         config.warps,
         v.capability,
         found.registers,
