@@ -3,7 +3,7 @@
     scripts/gpu_check.sh [--dry-run | --rehearse] [--out FOLDER]
 
 report.json is written after each line that a part prints: the name of each part, its exit status
-(null where it ran out of time), seconds, its results, and the end of its output. The first four
+(null where it ran out of time), seconds, its results, and the end of its output. The first five
 parts need torch, numpy and triton alone. --rehearse runs these on the CPU, at tiny sizes.
 """
 
@@ -54,9 +54,10 @@ def steps(out: Path, *, rehearse: bool = False) -> list[Step]:
     """In order of importance: what comes last is what is lost when time runs out."""
     parts = [
         part("kernels", 90, rehearse=rehearse),
-        part("speed", 90, rehearse=rehearse),
-        part("solvers", 50, rehearse=rehearse),
-        part("graph", 60, rehearse=rehearse),
+        part("layers", 40, rehearse=rehearse),
+        part("speed", 80, rehearse=rehearse),
+        part("solvers", 45, rehearse=rehearse),
+        part("graph", 55, rehearse=rehearse),
     ]
     if rehearse:
         return parts
@@ -66,7 +67,7 @@ def steps(out: Path, *, rehearse: bool = False) -> list[Step]:
         *parts,
         sanitizer("racecheck"),
         sanitizer("memcheck"),
-        Step("tests", 120, [sys.executable, *pytest]),
+        Step("tests", 100, [sys.executable, *pytest]),
     ]
 
 

@@ -68,23 +68,24 @@ def test_fixed_steps_can_be_captured(name):
 
 
 WAITS = {
-    "picard": (1.3, 15),
-    "inexact-newton": (1.3, 16),
-    "anderson": (1.3, 175),
-    "broyden": (1.3, 180),
-    "barzilai-borwein": (1.3, 36),
-    "newton": (3.4, 135),
-    "newton-krylov": (11.1, 1100),
-    "levenberg-marquardt": (1.7, 135),
-    "squarem": (1.3, 28),
-    "damped-picard": (1.3, 60),
-    "auto": (2.5, 220),
+    "picard": (1, 15),
+    "inexact-newton": (1, 16),
+    "anderson": (1, 175),
+    "broyden": (1, 180),
+    "barzilai-borwein": (1, 36),
+    "newton": (1, 145),
+    "newton-krylov": (2.4, 1500),
+    "levenberg-marquardt": (1, 135),
+    "squarem": (1, 28),
+    "damped-picard": (1, 60),
+    "auto": (1, 220),
 }
 """How often the host waits in an update at most, and operations in it: no solver may get worse.
 
-One read of all that it needs is enough, beside a few of the whole solve; what is above 1.7 is left
-to mend.
+One read of all that it needs, beside `WHOLE` of the whole solve; a Krylov solve of an update reads
+once for each few products.
 """
+WHOLE = 4
 
 
 @pytest.mark.parametrize("check_every", [1, 4])
@@ -101,8 +102,26 @@ def test_waits_and_operations_of_an_update(name, check_every):
         operations = counts.launches
         updates = to_host(solution.iterations).max().item()
     most_waits, most_operations = WAITS[name]
-    assert waits <= most_waits * updates
+    assert waits <= most_waits * updates + WHOLE
     assert operations <= most_operations * updates
+
+
+@pytest.mark.parametrize("name", ["newton", "newton-krylov", "auto"])
+def test_a_choice_on_the_device_equals_one_of_the_host(name):
+    """Where I - J is singular the guessed step is made again, and refused steps are shortened."""
+
+    def phi(z):
+        return z - z**3 + z  # I - J = 3 z^2 - 1
+
+    z0 = torch.tensor([[1 / 3**0.5, 2.0], [0.5, 0.4], [0.9, -3.0], [0.57, 0.6]])
+    solver = SOLVERS[name](rtol=1e-5, max_iter=40)
+    expected = solve(phi, z0, solver)
+    with simulated_device():
+        got = solve(phi, to_device(z0), solver)
+        pairs = [(got.z, expected.z), (got.iterations, expected.iterations)]
+        for g, e in [*pairs, (got.result, expected.result)]:
+            torch.testing.assert_close(to_host(g), e, rtol=1e-6, atol=1e-6)
+    assert expected.iterations.max() > 4
 
 
 def test_evaluations_are_counted_when_they_are_asked_for():

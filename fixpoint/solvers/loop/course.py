@@ -70,6 +70,7 @@ class Course:
         self.active: Tensor | None = None  # on the device; None where all are
         self.moved: Tensor | None = None
         self._has_moved: np.ndarray | None = None
+        self._measured: Measures | None = None  # by `trusts`, for `observe`
         self._watch(z, z)
         self.residuals: list[np.ndarray] = []
         self.iterates: list[Tensor] = []
@@ -82,7 +83,7 @@ class Course:
             raise RuntimeError(CHANGED)
         if k < self.next_check and k < self.most:
             return z, fz
-        m = self._measure(k, z, fz)
+        m, self._measured = self._measured or self._measure(k, z, fz), None
         if self.renewed is not None:
             self._begin_again(k, z, fz, m, self.renewed)
         calm = self._calm(k, m)
@@ -97,6 +98,16 @@ class Course:
         if self.options.record == "iterates":
             self.iterates.append(z.detach())
         return z, fz
+
+    def trusts(self, k: int, z: Tensor, fz: Tensor, doubts: Tensor) -> bool:
+        """Tell whether no sample was moved by a guess, (B,), as `observe` measures z; else it is to
+        be moved again.
+        """
+        self._measured = self._measure(k, z, fz, doubts)
+        if self._guessed.any():
+            self._measured, self.evaluations = None, self.evaluations + 1
+            return False
+        return True
 
     def renew(self, rows: np.ndarray) -> None:
         """Let samples, (B,), be other ones from the next update on, which proposes their starts."""
@@ -134,16 +145,22 @@ class Course:
         self.given = z, fz
         self.versions = versions(*self.given)
 
-    def _measure(self, k: int, z: Tensor, fz: Tensor) -> Measures:
+    def _measure(
+        self, k: int, z: Tensor, fz: Tensor, doubts: Tensor | None = None
+    ) -> Measures:
         self._has_moved = None
         if k == 0:
             sizes = self.norms.measure(z, fz, z.detach())
             m = Measures(sizes[0], sizes[1])
             self._begin(m, sizes[2])
             return m
-        sizes = self.norms.measure(z, fz, atol=self._atol, is_safe=self._is_safe, flags=self.moved)
+        flags = [x for x in (self.moved, doubts) if x is not None]
+        sizes = self.norms.measure(z, fz, atol=self._atol, is_safe=self._is_safe, flags=flags)
+        found = (sizes if sizes.ndim == 2 else sizes[:, :, 0]) > 0
         if self.moved is not None:
-            self._has_moved = (sizes[2] if sizes.ndim == 2 else sizes[2, :, 0]) > 0
+            self._has_moved = found[2]
+        if doubts is not None:
+            self._guessed = found[-1]
         return Measures(sizes[0], sizes[1])
 
     def _begin(self, m: Measures, start: np.ndarray) -> None:
