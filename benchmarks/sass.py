@@ -105,7 +105,8 @@ def inner_loop(code: list[Instruction]) -> list[Instruction]:
     }
     most = max(products.values())
     first, last = min(
-        (loop for loop in loops if products[loop] >= 0.25 * most), key=lambda loop: loop[1] - loop[0]
+        (loop for loop in loops if products[loop] >= 0.25 * most),
+        key=lambda loop: loop[1] - loop[0],
     )
     turn, i = [], first
     while i <= last:

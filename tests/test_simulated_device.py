@@ -12,7 +12,7 @@ from support.simulated_device import (
 )
 from torch.func import functional_call
 
-from fixpoint import FixedPoint, Picard, Unrolled, solve
+from fixpoint import FixedPoint, Implicit, Picard, Unrolled, solve
 from fixpoint.analysis import contraction_profile, iteration_profile, least_squares_line
 from fixpoint.models import ERNN, UGRNN, FastGRNN, FastRNN
 from fixpoint.models.deq.spectral_norm import _NormByProducts
@@ -104,6 +104,20 @@ def test_waits_and_operations_of_an_update(name, check_every):
     most_waits, most_operations = WAITS[name]
     assert waits <= most_waits * updates + WHOLE
     assert operations <= most_operations * updates
+
+
+@pytest.mark.parametrize("name", ["picard", "anderson", "broyden", "newton", "newton-krylov"])
+def test_waits_of_an_adjoint(name):
+    U, x = problem()
+    backward = Implicit(SOLVERS[name](rtol=1e-5))
+    layer = FixedPoint(Picard(rtol=1e-5), backward)
+    with simulated_device() as counts:
+        z = layer(lambda z: torch.tanh(z @ U.mT + x), torch.zeros(6, 8, device=CUDA)).z
+        before = counts.reads.total() + counts.copies["to the host"]
+        torch.autograd.grad(z, U, torch.ones(6, 8, device=CUDA))
+        waits = counts.reads.total() + counts.copies["to the host"] - before
+        updates = to_host(backward.adjoint.iterations).max().item()
+    assert waits <= WAITS[name][0] * updates + WHOLE
 
 
 @pytest.mark.parametrize("name", ["newton", "newton-krylov", "auto"])

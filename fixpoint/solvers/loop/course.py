@@ -145,9 +145,7 @@ class Course:
         self.given = z, fz
         self.versions = versions(*self.given)
 
-    def _measure(
-        self, k: int, z: Tensor, fz: Tensor, doubts: Tensor | None = None
-    ) -> Measures:
+    def _measure(self, k: int, z: Tensor, fz: Tensor, doubts: Tensor | None = None) -> Measures:
         self._has_moved = None
         if k == 0:
             sizes = self.norms.measure(z, fz, z.detach())

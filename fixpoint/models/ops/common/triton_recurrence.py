@@ -227,9 +227,7 @@ def _forward(  # type: ignore[no-untyped-def]
         U1 += move
         w0 += tl.where(more, 1, 0)
         w1 += tl.where(more, 1, 0)
-        y, z, c = _step(
-            y, x0, x1, a.to(tl.float32), b.to(tl.float32), inside, KIND, ACTIVATION
-        )
+        y, z, c = _step(y, x0, x1, a.to(tl.float32), b.to(tl.float32), inside, KIND, ACTIVATION)
         if KEEP:
             if KIND > 0:
                 tl.store(kept0 + at, z.to(kind), mask=inside)

@@ -1,7 +1,7 @@
 """The two passes of an equilibrium through time on a GPU, each one launch of one Triton kernel.
 
-A program carries a block of rows through the whole sequence: U, V and its states are in registers,
-and its loop over updates ends as soon as its own rows are done, without the host. At n = 128 U and
+A program carries one row through the whole sequence: U, V and its state are in registers, and its
+loop over updates ends as soon as its row is done, without the host. At n = 128 U and
 V take 128 of the 255 registers that a thread of 8 warps may have; float64 or a larger n would not
 fit. Products go to the next multiple of 32 units. Each n is compiled for itself, at its first use.
 
@@ -95,7 +95,8 @@ def _launch(
         kernel[(B,)](
             *arguments, B, T, stride, steps.shape[1], float(iteration.rtol),
             float(iteration.atol * n**0.5),
-            ACTIVATION=activation, MEMORY=memory, UNDAMPED=iteration.undamped, **options, **sizes, **config.options,
+            ACTIVATION=activation, MEMORY=memory, UNDAMPED=iteration.undamped, **options, **sizes,
+            **config.options,
         )  # fmt: skip
 
 
@@ -105,14 +106,13 @@ def _forward(  # type: ignore[no-untyped-def]
     n: tl.constexpr, ACTIVATION: tl.constexpr, MEMORY: tl.constexpr,
     UNDAMPED: tl.constexpr, KEEP: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    row, at, inside, block = block_of_rows(B, n, SIZE, 1)
-    padding = False
+    _row, at, inside, block = block_of_rows(B, n, SIZE, 1)
+    padding, matrix = False, U
     if U is not None:
-        A = U
-        U = weights_in_registers(U, n, SIZE, LANES)
+        U = weights_in_registers(matrix, n, SIZE, LANES)
     W = weights_in_registers(V, n, SIZE, LANES)
-    if U is not None and MEMORY == 0:
-        padding = padding_of_inputs(A, n, SIZE, LANES)
+    if U is not None and MEMORY == 0:  # after the weights: the compiler looks at the last first
+        padding = padding_of_inputs(matrix, n, SIZE, LANES)
     h, x = load_block(S, at, inside), load_block(X, at, inside)
     for t in range(T):
         # Read a step ahead, as memory takes longer than an update; the last one reads again.
@@ -141,14 +141,13 @@ def _backward(  # type: ignore[no-untyped-def]
     rtol, atol, n: tl.constexpr, ACTIVATION: tl.constexpr, MEMORY: tl.constexpr,
     UNDAMPED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    row, at, inside, block = block_of_rows(B, n, SIZE, 1)
-    padding = False
+    _row, at, inside, block = block_of_rows(B, n, SIZE, 1)
+    padding, matrix = False, U
     if U is not None:
-        A = U
-        U = weights_in_registers(U, n, SIZE, LANES)
+        U = weights_in_registers(matrix, n, SIZE, LANES)
     W = weights_in_registers(V, n, SIZE, LANES)
-    if U is not None and MEMORY == 0:
-        padding = padding_of_inputs(A, n, SIZE, LANES)
+    if U is not None and MEMORY == 0:  # after the weights: the compiler looks at the last first
+        padding = padding_of_inputs(matrix, n, SIZE, LANES)
     last = (T - 1) * block
     G, C, D = G + last, C + last, D + last
     e, incoming, c = load_block(g, at, inside), load_block(G, at, inside), load_block(C, at, inside)

@@ -39,8 +39,8 @@ def solve_row(  # type: ignore[no-untyped-def]
 
     z: start, (1, SIZE); M: see `weights_in_registers`, None for the identity; padding: see
     `padding_of_inputs`; slope, q: (1, SIZE); inside, (1, SIZE), says what is not padding.
-    steps: max_iter weights of phi(z), all 1 where UNDAMPED, or beta where MEMORY > 0 and the updates are those of
-    Anderson mixing. atol: for 2-norms.
+    steps: max_iter weights of phi(z), all 1 where UNDAMPED, or beta where MEMORY > 0 and the
+    updates are those of Anderson mixing. atol: for 2-norms.
     """
     # Plain updates evaluate phi at the next z while the residual of this one is added and judged.
     AHEAD: tl.constexpr = MEMORY == 0
