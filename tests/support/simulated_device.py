@@ -148,6 +148,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     out = func(*bare, **rest)
     if name == "_to_copy" and target is not None and bool(ours) != there:
         _counts.copies["to the host" if ours else "to the device"] += 1
+        if there and not given.get("non_blocking"):
+            _counts.reads["a copy that ends first"] += 1
     if not (there or (ours and not (target is not None and target.type == "cpu"))):
         return out
     same = {id(x.stored): x for x in ours}

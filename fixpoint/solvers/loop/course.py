@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fixpoint._torch import to_host, versions
+from fixpoint._torch import from_host, to_host, versions
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution, Trace
 from fixpoint.solvers._rowwise import choose_rows
@@ -321,7 +321,7 @@ class Course:
         self.done = not status.active.any() or bool(rules.has_enough(self.rules, status))
 
     def _on_device(self, mask: np.ndarray) -> Tensor:
-        return torch.from_numpy(mask).to(self.z.device)
+        return from_host(mask, self.z.device)
 
     def solution(self, z: Tensor, derivatives: Derivatives) -> Solution:
         """Return the solution after the last update, z where no better state is kept."""
@@ -348,7 +348,7 @@ class Course:
         )
 
     def _tensor(self, x: np.ndarray, dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(x)).to(device=self.z.device, dtype=dtype)
+        return from_host(np.ascontiguousarray(x), self.z.device, dtype)
 
     def _trace(self) -> Trace | None:
         if self.options.record is None:

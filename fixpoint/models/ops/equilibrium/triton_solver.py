@@ -52,7 +52,7 @@ def solve_row(  # type: ignore[no-untyped-def]
     if MEMORY > 0:
         state = anderson_begin(z, MEMORY)
         z_before, f_before = z, z
-    weight = tl.load(steps)
+    weight = tl.load(steps, mask=max_iter > 0, other=1.0)
     if WITHIN:
         z_in = tl.where(padding, 0.0, inputs_of_weights(z, M))
         slope_in = tl.where(padding, 0.0, inputs_of_weights(slope, M)) if AFFINE else z_in
@@ -67,7 +67,7 @@ def solve_row(  # type: ignore[no-untyped-def]
     going = status == ACTIVE
     while going:
         # Read an update ahead, as memory takes longer than one.
-        weight_next = tl.load(steps + tl.minimum(k + 1, max_iter - 1))
+        weight_next = tl.load(steps + k + 1, mask=k + 1 < max_iter, other=1.0)
         if WITHIN:
             change, square = squares(z_in, f_in)
             z_in = f_in if UNDAMPED else lerp(z_in, f_in, weight)
