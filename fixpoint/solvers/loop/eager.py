@@ -170,7 +170,8 @@ class Run:
         end = self.evaluate(stop_finished(course.active, moved) if stops else moved)
         doubts = solver.doubts(state)
         if doubts is not None and not course.trusts(k + 1, moved, end, doubts):
-            proposal, state = solver.update(k, start, fz, before, certain=True, **self.given)
+            again = self.given | {"certain": True}
+            proposal, state = solver.update(k, start, fz, before, **again)
             moved = course.freeze(proposal, z)
             end = self.evaluate(moved)
         self.state, self.updates = state, k + 1
