@@ -3,7 +3,8 @@
     python scripts/gpu_parts.py kernels | few | layers | speed | solvers | graph [--rehearse]
 
 kernels: versions first, then each kernel once against a loop in float64: error, registers, spills.
-    Each in a process of its own: one that fails on the device, or hangs, spoils no other.
+    Each in a process of its own, and so each layer: one that fails on the device, or hangs, spoils
+    no other.
 layers: output and gradients of each layer against the reference on the CPU in float64, of inputs
     that are not contiguous, on another stream, on a second device, and in half precision; memory.
 few: a few of the kernels in this process, for a sanitizer.
@@ -28,7 +29,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from torch import Tensor, nn  # noqa: E402
 DEVICE = "cpu" if REHEARSE else "cuda"
 Task = tuple[Callable[..., "dict[str, Any]"], "dict[str, Any]"]
 WORKERS, PATIENCE = 12, 60
-"""Processes of the kernels at a time, and seconds that each has."""
+"""Processes at a time, and seconds that each has."""
 KINDS = {"leaky": 0, "FastGRNN": 1, "UGRNN": 2}
 SHAPES = {"HAR-2": (128, 64, 9, 80), "Pixel-MNIST": (784, 128, 1, 128)}
 SHAPES |= {"large batch": (128, 1024, 9, 80), "n = 256": (128, 128, 9, 256)}
@@ -251,7 +252,7 @@ def _error(found: Tensor, expected: Tensor) -> float:
 def layers() -> list[Task]:
     ways = ("plain", "strided", "second device") if REHEARSE else WAYS
     names = list(fused_layers())
-    return [(layer_like_reference, {"layer": n, "way": w}) for w in ways for n in names]
+    return [(layer_like_reference, {"layer": n, "way": w}) for n in names for w in ways]
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
@@ -439,22 +440,22 @@ def graph() -> list[Task]:
     ]
 
 
-def in_processes(tasks: list[Task]) -> None:
-    """Report all tasks of the kernels, each from a process of its own."""
+def in_processes(part: str, tasks: list[Task], *, at_a_time: int) -> None:
+    """Do some of the tasks after one another in each of several processes, which report them."""
 
-    def run(number: int) -> str:
-        command = [sys.executable, __file__, "kernels", "--only", str(number)]
+    def run(numbers: range) -> str | None:
+        command = [sys.executable, __file__, part, "--only", *map(str, numbers)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            return json.dumps({**tasks[number][1], "error": f"not done in {PATIENCE} s"})
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        end = f"exit {done.returncode}: {done.stderr[-300:]}"
-        return lines[-1] if lines else json.dumps({**tasks[number][1], "error": end})
+            return f"not done in {PATIENCE} s"
+        return f"exit {done.returncode}: {done.stderr[-300:]}" if done.returncode else None
 
+    groups = [range(i, min(i + at_a_time, len(tasks))) for i in range(0, len(tasks), at_a_time)]
     with ThreadPoolExecutor(WORKERS) as pool:
-        for future in as_completed([pool.submit(run, number) for number in range(len(tasks))]):
-            print(future.result(), flush=True)
+        for numbers, end in zip(groups, pool.map(run, groups), strict=True):
+            if end is not None:
+                report(tasks=[tasks[number][1] for number in numbers], error=end)
 
 
 def is_lost() -> bool:
@@ -474,17 +475,18 @@ def main() -> None:
     parts |= {"solvers": solvers, "graph": graph}
     parser.add_argument("part", choices=parts)
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, at tiny sizes")
-    parser.add_argument("--only", type=int, help="number of the one task to do")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the tasks to do")
     parser.add_argument("--skip", type=int, default=0, help="tasks that are done")
     options = parser.parse_args()
     if options.part == "kernels" and options.only is None and not options.skip:
         report(versions=versions())
     tasks = parts[options.part]()
-    if options.part == "kernels" and options.only is None and not REHEARSE:
-        in_processes(tasks)
+    at_a_time = {"kernels": 1, "layers": len(WAYS)}.get(options.part)
+    if at_a_time and options.only is None and not REHEARSE:
+        in_processes(options.part, tasks, at_a_time=at_a_time)
         return
     for number, (part, given) in enumerate(tasks):
-        if number < options.skip or options.only not in (None, number):
+        if number < options.skip or (options.only is not None and number not in options.only):
             continue
         report(**guarded(part, **given))
         if options.only is None and is_lost():

@@ -84,6 +84,21 @@ def test_each_outcome_is_reported(script, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+@pytest.mark.slow
+def test_tasks_that_fail_are_reported_by_their_processes():
+    """Here none of them has a device; each says so, and the last is done all the same."""
+    pytest.importorskip("triton", reason="needs triton")
+    code = "import gpu_parts as g; g.in_processes('kernels', g.kernels()[:4], at_a_time=2)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "scripts"
+    )
+    assert result.returncode == 0, result.stderr
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(found) == 4
+    assert all("CUDA" in each["error"] for each in found)
+
+
 @pytest.mark.slow
 def test_a_rehearsal_on_a_machine_that_lacks_packages(tmp_path):
     """Without any package but torch, numpy and triton, each of the first parts finds something."""
