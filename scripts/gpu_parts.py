@@ -12,7 +12,7 @@ speed: a training step of each layer, eager and as a CUDA graph, compared with t
 solvers: milliseconds and waits of a solve, and those of factorizations that solvers may call.
 graph: a solve and its gradient as one graph of torch.compile, and as a CUDA graph: time, and error
     of each gradient.
-A part whose device is lost goes on in a new process, after the task that lost it.
+A part whose device is lost continues in a new process, after the task that lost it.
 --rehearse: the same at tiny sizes on the CPU, by Triton's interpreter.
 """
 

@@ -310,7 +310,7 @@ class IterativeSolver(Solver):
     backtracks = False
     """Whether `update` takes back a step to where phi is not finite."""
     guesses = False
-    """Whether `update` may make a step that the host has not looked at, and takes `certain`."""
+    """Whether `update` may make a step that the host has not examined, and takes `certain`."""
     restarts = False
     """Whether a sample that steps to where phi is not finite is put back and restarts; the
     solver then has `restart`, and its first step is a plain one."""
@@ -360,7 +360,7 @@ class IterativeSolver(Solver):
         raise NotImplementedError
 
     def doubts(self, state: Any) -> Tensor | None:
-        """Return samples whose last step is a guess that the host has not looked at, (B,) bool.
+        """Return samples whose last step is a guess that the host has not examined, (B,) bool.
 
         Read with their residuals; where there are any, `update` is called again with certain=True.
         """

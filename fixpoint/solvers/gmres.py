@@ -37,7 +37,7 @@ class Block(NamedTuple):
 class LinearSolution(NamedTuple):
     """x, (B, D), its relative residual |b - A x| / |b|, `LinearResult`, and the spaces met.
 
-    met: whether the host knows that all residuals are below their tolerances.
+    met: whether the host has read that all residuals are below their tolerances.
     """
 
     x: Tensor

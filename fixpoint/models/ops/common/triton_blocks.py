@@ -91,9 +91,9 @@ def padding_of_inputs(  # type: ignore[no-untyped-def]
 ):
     """Say of `inputs_of_weights` which are padding in each thread, (1, MANY, 4, UPPER, 4).
 
-    Inputs chosen by it are laid out as the weights, so that sums over them stay within a warp. The
-    compiler lays out a tensor as what it is first computed with: hence the part of each weight,
-    read again, that it finds to be False only after it has chosen.
+    Inputs chosen by it are laid out as the weights, so that sums over them remain within a warp:
+    the compiler lays out a tensor as what it is first computed with. Hence the bits of weights,
+    read again, that it finds to be unused only after it has chosen.
     """
     weights = weights_in_registers(A, n, SIZE, LANES, other=1.0)
     bits = weights.to(tl.int32, bitcast=True) & 1

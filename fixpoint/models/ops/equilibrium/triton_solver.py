@@ -44,7 +44,7 @@ def solve_row(  # type: ignore[no-untyped-def]
     """
     # Plain updates evaluate phi at the next z while the residual of this one is added and judged.
     AHEAD: tl.constexpr = MEMORY == 0
-    # Its sums stay within a warp where this also has z and phi(z) as it takes them for products:
+    # Its sums remain within a warp where this also has z and phi(z) as it takes them for products:
     # with a slope, at n = 128, these would not fit into registers.
     WITHIN: tl.constexpr = AHEAD and M is not None and not (AFFINE and n > 96)
     best, f = z, z
