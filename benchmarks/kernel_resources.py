@@ -21,7 +21,6 @@ from fixpoint.models.ops.equilibrium import triton_kernels as equilibrium
 
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that a block may have, by compute capability."""
-PROCESSORS = 132
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KINDS = {"leaky": 0, "FastGRNN": 1, "UGRNN": 2}
 
@@ -29,14 +28,13 @@ KINDS = {"leaky": 0, "FastGRNN": 1, "UGRNN": 2}
 class Variant(NamedTuple):
     """A kernel as the dispatcher launches it.
 
-    name: of `KINDS`, or "equilibrium". memory: of Anderson mixing. last: B of the batch.
+    name: of `KINDS`, or "equilibrium". memory: of Anderson mixing.
     """
 
     name: str
     pass_: str
     n: int
     dtype: str = "fp32"
-    B: int = 128
     memory: int = 0
     activation: str = "tanh"
     capability: int = 90
@@ -44,7 +42,7 @@ class Variant(NamedTuple):
     @property
     def config(self) -> Any:
         if self.name == "equilibrium":
-            return equilibrium.launch_config(self.n, self.B, self.memory, processors=PROCESSORS)
+            return equilibrium.launch_config(self.n)
         products = max(1, KINDS[self.name])
         shared = SHARED[self.capability]
         return recurrence.launch_config(self.n, TYPES[self.dtype], products, shared=shared)
@@ -69,8 +67,6 @@ def variants(capabilities: list[int]) -> Iterator[Variant]:
                     yield Variant(name, pass_, n, "bf16", capability=capability)
             for n in (32, 64, 80, 128):
                 yield Variant("equilibrium", pass_, n, capability=capability)
-            for B in (200, 1024):
-                yield Variant("equilibrium", pass_, 128, B=B, capability=capability)
             for n in (80, 128):
                 yield Variant("equilibrium", pass_, n, memory=5, capability=capability)
 
@@ -114,7 +110,11 @@ def _recurrence(v: Variant) -> tuple[Any, dict[str, str], dict[str, Any]]:
     types |= dict.fromkeys(("w0", "w1", "dw", "dbias"), "*fp32")
     constants = {"n": v.n, "KIND": kind, "ACTIVATION": v.activation, "HAS_BIAS": kind > 0}
     constants |= {"HAS_S": True, "HAS_O": False, "HAS_G": True, "KEEP": True, "K": 1, "every": 1}
-    constants |= {"SIZE": config.size, "ROWS": config.rows, "TILE": config.tile}
+    constants |= {
+        "SIZE": config.size,
+        "ROWS": 1 if v.name == "equilibrium" else config.rows,
+        "TILE": config.tile,
+    }
     return kernel, types, constants | {"LANES": config.lanes, "PARTS": config.parts}
 
 
@@ -124,7 +124,8 @@ def _equilibrium(v: Variant) -> tuple[Any, dict[str, str], dict[str, Any]]:
     types = dict.fromkeys(names.split(), "*fp32") | dict.fromkeys(("rtol", "atol"), "fp32")
     types |= {"iterations": "*i64", "result": "*i8", "ended": "*i8"}
     constants = {"n": v.n, "ACTIVATION": v.activation, "MEMORY": v.memory, "KEEP": True}
-    return kernel, types, constants | {"SIZE": config.size, "ROWS": config.rows}
+    constants |= {"UNDAMPED": v.memory == 0}
+    return kernel, types, constants | {"SIZE": config.size}
 
 
 def blocks_at_a_time(registers: int, warps: int, shared: int, capability: int) -> int:
@@ -143,7 +144,7 @@ def row(v: Variant) -> list[Any]:
         v.pass_,
         v.n,
         v.dtype,
-        config.rows,
+        1 if v.name == "equilibrium" else config.rows,
         config.warps,
         v.capability,
         found.registers,

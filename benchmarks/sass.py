@@ -96,13 +96,17 @@ def inner_loop(code: list[Instruction]) -> list[Instruction]:
         for i, x in enumerate(code)
         if x.target is not None and index.get(x.target, len(code)) < i
     ]
+    # Behind a kernel stand its steps for threads of a warp that are not together, as never here.
+    apart = [i for i, x in enumerate(code) if x.kind == "ENDCOLLECTIVE"]
+    loops = [loop for loop in loops if not any(loop[0] <= i <= loop[1] for i in apart)]
     products = {
         loop: sum(x.kind in ("FFMA", "HMMA", "HGMMA") for x in code[loop[0] : loop[1] + 1])
         for loop in loops
     }
     most = max(products.values())
     first, last = min(
-        (loop for loop in loops if products[loop] >= 0.4 * most), key=lambda loop: loop[1] - loop[0]
+        (loop for loop in loops if products[loop] >= 0.25 * most),
+        key=lambda loop: loop[1] - loop[0],
     )
     turn, i = [], first
     while i <= last:

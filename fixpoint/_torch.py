@@ -300,6 +300,14 @@ def to_host(x: Tensor) -> np.ndarray:
     return array
 
 
+def from_host(x: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Copy numbers to a device.
+
+    The host does not wait for a CUDA device, which has a copy of its own when this returns.
+    """
+    return torch.from_numpy(x).to(device, dtype, non_blocking=device.type == "cuda")
+
+
 def inside_forward_mode() -> bool:
     """Tell whether a level of forward-mode differentiation, of torch.func or not, is entered."""
     return inside_transform() or forward_ad._current_level >= 0

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fixpoint._torch import tree_flatten, tree_map, tree_unflatten
+from fixpoint._torch import from_host, tree_flatten, tree_map, tree_unflatten
 from fixpoint._tree import Packing, Tree
 from fixpoint._validation import at_least, names_options
 from fixpoint.derivatives import Derivatives
@@ -78,7 +78,7 @@ class ResumableSolve:
 
     @property
     def finished(self) -> Tensor:
-        return torch.from_numpy(~self._run.course.status.active).to(self._run.z.device)
+        return from_host(~self._run.course.status.active, self._run.z.device)
 
     @torch.no_grad()
     def advance(self, count: int) -> Tensor:

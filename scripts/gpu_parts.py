@@ -1,27 +1,35 @@
 """The parts of `gpu_check` that need torch, numpy and triton alone: a line of JSON for each result.
 
-    python scripts/gpu_parts.py kernels | few | speed | solvers | graph [--rehearse]
+    python scripts/gpu_parts.py kernels | few | layers | speed | solvers | graph [--rehearse]
 
 kernels: versions first, then each kernel once against a loop in float64: error, registers, spills.
+    Each in a process of its own, and so each layer: one that fails on the device, or hangs, spoils
+    no other.
+layers: output and gradients of each layer against the reference on the CPU in float64, of inputs
+    that are not contiguous, on another stream, on a second device, and in half precision; memory.
 few: a few of the kernels in this process, for a sanitizer.
 speed: a training step of each layer, eager and as a CUDA graph, compared with torch's layers.
-solvers: milliseconds a solve, and those of the factorizations that solvers may call.
-graph: a solve and its gradient as one graph of torch.compile: time, and error of each gradient.
+solvers: milliseconds and waits of a solve, and those of factorizations that solvers may call.
+graph: a solve and its gradient as one graph of torch.compile, and as a CUDA graph: time, and error
+    of each gradient.
+A part whose device is lost continues in a new process, after the task that lost it.
 --rehearse: the same at tiny sizes on the CPU, by Triton's interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import json
-import multiprocessing
 import os
 import platform
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,7 +44,9 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 DEVICE = "cpu" if REHEARSE else "cuda"
-WORKERS = 12
+Task = tuple[Callable[..., "dict[str, Any]"], "dict[str, Any]"]
+WORKERS, PATIENCE = 12, 60
+"""Processes at a time, and seconds that each has."""
 KINDS = {"leaky": 0, "FastGRNN": 1, "UGRNN": 2}
 SHAPES = {"HAR-2": (128, 64, 9, 80), "Pixel-MNIST": (784, 128, 1, 128)}
 SHAPES |= {"large batch": (128, 1024, 9, 80), "n = 256": (128, 128, 9, 256)}
@@ -114,20 +124,20 @@ def _loop(code: int, u: list[Tensor], V: list[Tensor], bias: Any, h: Tensor) -> 
     return torch.stack(states)
 
 
-def equilibrium(n: int, memory: int, rows: int) -> dict[str, Any]:
+def equilibrium(n: int, memory: int) -> dict[str, Any]:
     """The largest difference of a state from phi there, in float64, and how the solves ended."""
     from fixpoint.models.ops.equilibrium import triton_kernels as kernels
     from fixpoint.models.ops.equilibrium.arguments import ForwardArguments, IterationSettings
     from fixpoint.models.ops.equilibrium.results import new_report
 
     random = torch.Generator().manual_seed(0)
-    T, B = 3, rows * (1 if REHEARSE else 132)
+    T, B = 3, 2 if REHEARSE else 200
     x, U, V = (torch.randn(s, generator=random).to(DEVICE) for s in ((T, B, 4), (n, n), (n, n)))
     W, U = torch.randn(n, 4, generator=random).to(DEVICE), 0.3 * U / n**0.5
     S = torch.zeros(T + 1, B, n, device=DEVICE)
     report, C = new_report(T, S[0]), torch.empty(T, B, n, device=DEVICE)
     steps = torch.ones(1, 50, device=DEVICE)
-    iteration = IterationSettings(steps, memory, 1e-5, 0.0)
+    iteration = IterationSettings(steps, memory, 1e-5, 0.0, undamped=memory == 0)
     kernels.forward(ForwardArguments(x, W, None, U, 0.1 * V, S, C, report, "tanh", iteration))
     z, before = S[1:].double(), S[:-1].double()
     inner = z @ U.double().mT + before @ (0.1 * V.double()).mT + x.double() @ W.double().mT
@@ -146,30 +156,103 @@ def usage(kernels: Any) -> dict[str, Any]:
     return found
 
 
-def kernels() -> Iterator[dict[str, Any]]:
-    yield {"versions": versions()}
+def kernels() -> list[Task]:
     sizes = [(7, "float32")] if REHEARSE else [(33, "float32"), (80, "float32"), (128, "float32")]
     sizes += [] if REHEARSE else [(256, "float32"), (80, "bfloat16"), (256, "bfloat16")]
-    tasks = [(recurrence, {"kind": k, "n": n, "dtype": d}) for k in KINDS for n, d in sizes]
-    ways = [(0, 1)] if REHEARSE else [(0, 1), (0, 2), (0, 4), (5, 1)]
-    tasks += [
-        (equilibrium, {"n": n, "memory": m, "rows": rows})
-        for n in ((7,) if REHEARSE else (33, 80, 128))
-        for m, rows in ways
+    tasks: list[Task] = [
+        (recurrence, {"kind": k, "n": n, "dtype": d}) for k in KINDS for n, d in sizes
     ]
-    if REHEARSE:
-        yield from (guarded(part, **given) for part, given in tasks)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(WORKERS, mp_context=spawn) as pool:
-        for future in as_completed([pool.submit(guarded, part, **given) for part, given in tasks]):
-            yield future.result()
+    return tasks + [
+        (equilibrium, {"n": n, "memory": memory})
+        for n in ((7,) if REHEARSE else (33, 80, 128))
+        for memory in (0, 5)
+    ]
 
 
-def few() -> Iterator[dict[str, Any]]:
-    for kind, n in (("leaky", 33), ("UGRNN", 33), ("leaky", 256)):
-        yield guarded(recurrence, kind=kind, n=n, dtype="float32")
-    yield guarded(equilibrium, n=33, memory=0, rows=1)
+def few() -> list[Task]:
+    found = [("leaky", 33), ("UGRNN", 33), ("leaky", 256)]
+    tasks: list[Task] = [
+        (recurrence, {"kind": kind, "n": n, "dtype": "float32"}) for kind, n in found
+    ]
+    return [*tasks, (equilibrium, {"n": 33, "memory": 0})]
+
+
+def fused_layers() -> dict[str, Callable[..., nn.Module]]:
+    from fixpoint import Anderson, Implicit, Picard
+    from fixpoint.models import ERNN, UGRNN, FastGRNN, FastRNN
+
+    def equilibrium(solver: Any, **options: Any) -> nn.Module:
+        backward = Implicit(on_failure="ignore")
+        return ERNN(9, 80, cell="self-feedback", solver=solver, backward=backward, **options)
+
+    return {
+        "ERNN": lambda **o: ERNN(9, 80, rank=2, **o),
+        "ERNN, eta of each step": lambda **o: ERNN(9, 80, timesteps=6, max_iter=2, **o),
+        "FastRNN": lambda **o: FastRNN(9, 80, **o),
+        "FastGRNN": lambda **o: FastGRNN(9, 80, **o),
+        "UGRNN": lambda **o: UGRNN(9, 80, num_layers=2, bidirectional=True, **o),
+        "Picard": lambda **o: equilibrium(Picard(rtol=1e-5), **o),
+        "Picard, damped": lambda **o: equilibrium(Picard(rtol=1e-5, beta=0.8), **o),
+        "Anderson": lambda **o: equilibrium(Anderson(rtol=1e-5), **o),
+    }
+
+
+WAYS = ("plain", "transposed", "strided", "stream", "second device", "float16", "bfloat16")
+
+
+def layer_like_reference(layer: str, way: str) -> dict[str, Any]:
+    """The largest errors of output and gradients, relative to the largest value, and memory."""
+    T, B = 6, 5
+    torch.manual_seed(0)
+    make = fused_layers()[layer]
+    reference = make(implementation="reference").double()
+    wide = torch.randn(B, T, 18, dtype=torch.float64)
+    x = wide[..., ::2].transpose(0, 1)
+    module = make()
+    module.load_state_dict(reference.state_dict())
+    device = torch.device(DEVICE)
+    if way == "second device":
+        if REHEARSE or torch.cuda.device_count() < 2:
+            return {"skipped": "one device"}
+        device = torch.device("cuda", 1)
+    module = module.to(device)
+    given = x.float().to(device) if way != "strided" else wide.float().to(device)[..., ::2]
+    given = given.transpose(0, 1) if way == "strided" else given
+    given = given.transpose(0, 1).contiguous().transpose(0, 1) if way == "transposed" else given
+    given = given.contiguous() if way not in ("strided", "transposed") else given
+    expected = _with_gradients(reference, x, None)
+    if not REHEARSE:
+        torch.cuda.reset_peak_memory_stats(device)
+    if way == "stream" and not REHEARSE:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            found = _with_gradients(module, given, None)
+        torch.cuda.current_stream().wait_stream(side)
+    else:
+        lowered = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(way)
+        found = _with_gradients(module, given, lowered)
+    errors = [_error(a.double().cpu(), e) for a, e in zip(found, expected, strict=True)]
+    memory = {} if REHEARSE else {"MB": torch.cuda.max_memory_allocated(device) / 1e6}
+    return {"error_of_output": errors[0], "error_of_gradients": max(errors[1:]), **memory}
+
+
+def _with_gradients(module: nn.Module, x: Tensor, lowered: torch.dtype | None) -> list[Tensor]:
+    with torch.autocast(x.device.type, dtype=lowered, enabled=lowered is not None):
+        output = module(x)[0]
+    weights = torch.linspace(-1, 1, output.numel(), device=x.device).view(output.shape)
+    gradients = torch.autograd.grad((output * weights).sum(), list(module.parameters()))
+    return [output.detach(), *gradients]
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).item()
+
+
+def layers() -> list[Task]:
+    ways = ("plain", "strided", "second device") if REHEARSE else WAYS
+    names = list(fused_layers())
+    return [(layer_like_reference, {"layer": n, "way": w}) for n in names for w in ways]
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
@@ -193,7 +276,7 @@ class Head(nn.Module):
         return self.layer(x)[0][-1].square().mean()
 
 
-def layers(d: int, n: int) -> dict[str, Callable[[], nn.Module]]:
+def timed_layers(d: int, n: int) -> dict[str, Callable[[], nn.Module]]:
     from fixpoint.models import ERNN, UGRNN, FastGRNN, FastRNN
 
     ours = {"ERNN": ERNN, "FastRNN": FastRNN, "FastGRNN": FastGRNN, "UGRNN": UGRNN}
@@ -205,7 +288,7 @@ def training_step(layer: str, shape: str, precision: str) -> dict[str, Any]:
     T, B, d, n = (3, 2, 3, 5) if REHEARSE else SHAPES[shape]
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "TF32"
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    head = Head(layers(d, n)[layer]()).to(DEVICE, dtype)
+    head = Head(timed_layers(d, n)[layer]()).to(DEVICE, dtype)
     x = torch.randn(T, B, d, device=DEVICE, dtype=dtype)
 
     def step(module: nn.Module) -> None:
@@ -218,13 +301,15 @@ def training_step(layer: str, shape: str, precision: str) -> dict[str, Any]:
     return found
 
 
-def speed() -> Iterator[dict[str, Any]]:
+def speed() -> list[Task]:
     shapes = list(SHAPES)[:1] if REHEARSE else list(SHAPES)
-    for shape in shapes:
-        for precision in ["float32"] if REHEARSE else ["float32", "TF32", "bfloat16"]:
-            for layer in layers(1, 1):
-                if precision != "TF32" or layer.startswith("nn."):
-                    yield guarded(training_step, layer=layer, shape=shape, precision=precision)
+    return [
+        (training_step, {"layer": layer, "shape": shape, "precision": precision})
+        for shape in shapes
+        for precision in (["float32"] if REHEARSE else ["float32", "TF32", "bfloat16"])
+        for layer in timed_layers(1, 1)
+        if precision != "TF32" or layer.startswith("nn.")
+    ]
 
 
 def solve_time(solver: str, check_every: int) -> dict[str, Any]:
@@ -238,8 +323,23 @@ def solve_time(solver: str, check_every: int) -> dict[str, Any]:
     z0 = torch.zeros_like(x)
     with torch.no_grad():
         found = solve(lambda z: torch.tanh(z @ U.mT + x), z0, made)
+        waits = waits_of(lambda: solve(lambda z: torch.tanh(z @ U.mT + x), z0, made))
         ms = milliseconds(lambda: solve(lambda z: torch.tanh(z @ U.mT + x), z0, made))
-    return {"ms": ms, "updates": int(found.iterations.max())}
+    return {"ms": ms, "waits": waits, "updates": int(found.iterations.max())}
+
+
+def waits_of(call: Callable[[], Any]) -> int | None:
+    """How often the host waits for the device."""
+    if REHEARSE:
+        return None
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(w.message) for w in told)
 
 
 def factorization(name: str, B: int) -> dict[str, Any]:
@@ -253,13 +353,17 @@ def factorization(name: str, B: int) -> dict[str, Any]:
     return {"ms": milliseconds(calls[name])}
 
 
-def solvers() -> Iterator[dict[str, Any]]:
-    for solver in ("picard", "anderson", "broyden", "auto", "newton"):
-        for check_every in (1, 4):
-            yield guarded(solve_time, solver=solver, check_every=check_every)
-    for name in ("qr", "svdvals", "cholesky_ex"):
-        for B in (2,) if REHEARSE else (32, 256, 1024):
-            yield guarded(factorization, name=name, B=B)
+def solvers() -> list[Task]:
+    tasks: list[Task] = [
+        (solve_time, {"solver": solver, "check_every": check_every})
+        for solver in ("picard", "anderson", "broyden", "auto", "newton", "newton-krylov")
+        for check_every in (1, 4)
+    ]
+    return tasks + [
+        (factorization, {"name": name, "B": B})
+        for name in ("qr", "svdvals", "cholesky_ex")
+        for B in ((2,) if REHEARSE else (32, 256, 1024))
+    ]
 
 
 def solve_in_graph(solver: str, check_every: int) -> dict[str, Any]:
@@ -292,19 +396,102 @@ def solve_in_graph(solver: str, check_every: int) -> dict[str, Any]:
     }
 
 
-def graph() -> Iterator[dict[str, Any]]:
-    for solver in ("picard", "anderson"):
-        for check_every in (1, 5):
-            yield guarded(solve_in_graph, solver=solver, check_every=check_every)
+class Deq(nn.Module):
+    """A fixed number of updates of a tanh layer."""
+
+    def __init__(self, solver: str, D: int) -> None:
+        from fixpoint import FixedPoint, Unrolled
+        from fixpoint.solvers import SOLVERS
+
+        super().__init__()
+        self.U = nn.Parameter(0.5 * torch.randn(D, D, device=DEVICE) / D**0.5)
+        made = SOLVERS[solver](max_iter=8, rtol=0, atol=0)
+        self.fixed_point = FixedPoint(made, Unrolled(), on_failure="ignore")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fixed_point(lambda z: torch.tanh(z @ self.U.mT + x), torch.zeros_like(x)).z
+
+
+def captured(solver: str) -> dict[str, Any]:
+    B, D = (2, 3) if REHEARSE else (128, 128)
+    deq, x = Deq(solver, D), torch.randn(B, D, device=DEVICE)
+
+    def both(module: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        z = module(x)
+        return [z.detach().clone(), *torch.autograd.grad(z.square().sum(), [deq.U])]
+
+    expected = both(deq)
+    fast: Any = copy.copy(deq) if REHEARSE else torch.cuda.make_graphed_callables(deq, (x,))
+    pairs = list(zip(both(fast), expected, strict=True))
+    return {
+        "errors": [float((a - b).abs().max() / b.abs().max()) for a, b in pairs],
+        "captured_ms": milliseconds(lambda: both(fast)),
+    }
+
+
+def graph() -> list[Task]:
+    tasks: list[Task] = [
+        (captured, {"solver": solver}) for solver in ("picard", "anderson", "broyden")
+    ]
+    return tasks + [
+        (solve_in_graph, {"solver": solver, "check_every": check_every})
+        for solver in ("picard", "anderson")
+        for check_every in (1, 5)
+    ]
+
+
+def in_processes(part: str, tasks: list[Task], *, at_a_time: int) -> None:
+    """Do some of the tasks after one another in each of several processes, which report them."""
+
+    def run(numbers: range) -> str | None:
+        command = [sys.executable, __file__, part, "--only", *map(str, numbers)]
+        try:
+            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            return f"not done in {PATIENCE} s"
+        return f"exit {done.returncode}: {done.stderr[-300:]}" if done.returncode else None
+
+    groups = [range(i, min(i + at_a_time, len(tasks))) for i in range(0, len(tasks), at_a_time)]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for numbers, end in zip(groups, pool.map(run, groups), strict=True):
+            if end is not None:
+                report(tasks=[tasks[number][1] for number in numbers], error=end)
+
+
+def is_lost() -> bool:
+    """Tell whether the device serves this process no more, after an error on it."""
+    if REHEARSE:
+        return False
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parts = {"kernels": kernels, "few": few, "speed": speed, "solvers": solvers, "graph": graph}
+    parts = {"kernels": kernels, "few": few, "layers": layers, "speed": speed}
+    parts |= {"solvers": solvers, "graph": graph}
     parser.add_argument("part", choices=parts)
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, at tiny sizes")
-    for found in parts[parser.parse_args().part]():
-        report(**found)
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the tasks to do")
+    parser.add_argument("--skip", type=int, default=0, help="tasks that are done")
+    options = parser.parse_args()
+    if options.part == "kernels" and options.only is None and not options.skip:
+        report(versions=versions())
+    tasks = parts[options.part]()
+    at_a_time = {"kernels": 1, "layers": len(WAYS)}.get(options.part)
+    if at_a_time and options.only is None and not REHEARSE:
+        in_processes(options.part, tasks, at_a_time=at_a_time)
+        return
+    for number, (part, given) in enumerate(tasks):
+        if number < options.skip or (options.only is not None and number not in options.only):
+            continue
+        report(**guarded(part, **given))
+        if options.only is None and is_lost():
+            again = [__file__, options.part, "--skip", str(number + 1)]
+            os.execv(sys.executable, [sys.executable, *again])
 
 
 if __name__ == "__main__":

@@ -2,15 +2,24 @@
 
 import pytest
 import torch
-from support.simulated_device import CUDA, OnDevice, simulated_device, to_device, to_host
+from support.simulated_device import (
+    CUDA,
+    OnDevice,
+    module_to_device,
+    simulated_device,
+    to_device,
+    to_host,
+)
 from torch.func import functional_call
 
-from fixpoint import FixedPoint, Unrolled, solve
+from fixpoint import FixedPoint, Implicit, Picard, Unrolled, solve
+from fixpoint.analysis import contraction_profile, iteration_profile, least_squares_line
 from fixpoint.models import ERNN, UGRNN, FastGRNN, FastRNN
 from fixpoint.models.deq.spectral_norm import _NormByProducts
 from fixpoint.models.ops.common import dispatch
 from fixpoint.models.ops.equilibrium.arguments import Ending
 from fixpoint.models.ops.equilibrium.results import as_solution
+from fixpoint.sequence import LeakyJacobian, solve_sequence
 from fixpoint.solvers import SOLVERS
 
 
@@ -44,14 +53,13 @@ UNROLLED = [name for name in SOLVERS if SOLVERS[name]().unrollable and name != "
 
 
 @pytest.mark.parametrize("name", UNROLLED)
-def test_fixed_steps_can_be_captured(name, monkeypatch):
+def test_fixed_steps_can_be_captured(name):
     """No value is read, and nothing is copied: neither the steps nor their gradients wait."""
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     U, x = problem()
     options = {"eta": 0.7} if name == "inexact-newton" else {}
     solver = SOLVERS[name](max_iter=6, rtol=0, atol=0, **options)
     layer = FixedPoint(solver, Unrolled(), on_failure="ignore")
-    with simulated_device() as counts:
+    with simulated_device(capturing=True) as counts:
         z = layer(lambda z: torch.tanh(z @ U.mT + x), torch.zeros(6, 8, device=CUDA)).z
         torch.autograd.grad(z, U, torch.ones(6, 8, device=CUDA))
         assert counts.operations["tanh"] > 5
@@ -60,23 +68,24 @@ def test_fixed_steps_can_be_captured(name, monkeypatch):
 
 
 WAITS = {
-    "picard": (1.3, 15),
-    "inexact-newton": (1.3, 16),
-    "anderson": (1.3, 175),
-    "broyden": (1.3, 180),
-    "barzilai-borwein": (1.3, 36),
-    "newton": (3.4, 135),
-    "newton-krylov": (11.1, 1100),
-    "levenberg-marquardt": (1.7, 135),
-    "squarem": (1.3, 28),
-    "damped-picard": (1.3, 60),
-    "auto": (2.5, 220),
+    "picard": (1, 15),
+    "inexact-newton": (1, 16),
+    "anderson": (1, 175),
+    "broyden": (1, 180),
+    "barzilai-borwein": (1, 36),
+    "newton": (1, 145),
+    "newton-krylov": (2.4, 1500),
+    "levenberg-marquardt": (1, 135),
+    "squarem": (1, 28),
+    "damped-picard": (1, 60),
+    "auto": (1, 220),
 }
 """How often the host waits in an update at most, and operations in it: no solver may get worse.
 
-One read of all that it needs is enough, beside a few of the whole solve; what is above 1.7 is left
-to mend.
+One read of all that it needs, beside `WHOLE` of the whole solve; a Krylov solve of an update reads
+once for each few products.
 """
+WHOLE = 4
 
 
 @pytest.mark.parametrize("check_every", [1, 4])
@@ -93,8 +102,40 @@ def test_waits_and_operations_of_an_update(name, check_every):
         operations = counts.launches
         updates = to_host(solution.iterations).max().item()
     most_waits, most_operations = WAITS[name]
-    assert waits <= most_waits * updates
+    assert waits <= most_waits * updates + WHOLE
     assert operations <= most_operations * updates
+
+
+@pytest.mark.parametrize("name", ["picard", "anderson", "broyden", "newton", "newton-krylov"])
+def test_waits_of_an_adjoint(name):
+    U, x = problem()
+    backward = Implicit(SOLVERS[name](rtol=1e-5))
+    layer = FixedPoint(Picard(rtol=1e-5), backward)
+    with simulated_device() as counts:
+        z = layer(lambda z: torch.tanh(z @ U.mT + x), torch.zeros(6, 8, device=CUDA)).z
+        before = counts.reads.total() + counts.copies["to the host"]
+        torch.autograd.grad(z, U, torch.ones(6, 8, device=CUDA))
+        waits = counts.reads.total() + counts.copies["to the host"] - before
+        updates = to_host(backward.adjoint.iterations).max().item()
+    assert waits <= WAITS[name][0] * updates + WHOLE
+
+
+@pytest.mark.parametrize("name", ["newton", "newton-krylov", "auto"])
+def test_a_choice_on_the_device_equals_one_of_the_host(name):
+    """Where I - J is singular the guessed step is made again, and refused steps are shortened."""
+
+    def phi(z):
+        return z - z**3 + z  # I - J = 3 z^2 - 1
+
+    z0 = torch.tensor([[1 / 3**0.5, 2.0], [0.5, 0.4], [0.9, -3.0], [0.57, 0.6]])
+    solver = SOLVERS[name](rtol=1e-5, max_iter=40)
+    expected = solve(phi, z0, solver)
+    with simulated_device():
+        got = solve(phi, to_device(z0), solver)
+        pairs = [(got.z, expected.z), (got.iterations, expected.iterations)]
+        for g, e in [*pairs, (got.result, expected.result)]:
+            torch.testing.assert_close(to_host(g), e, rtol=1e-6, atol=1e-6)
+    assert expected.iterations.max() > 4
 
 
 def test_evaluations_are_counted_when_they_are_asked_for():
@@ -163,12 +204,39 @@ class Silent:
 )
 def test_a_training_step_of_a_fused_layer_can_be_captured(layer, monkeypatch):
     """Around its kernels no value is read, and nothing is copied from or to the host."""
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(dispatch, "backend", lambda name, h: Silent)
     weights = {k: to_device(v) for k, v in layer.named_parameters()}
     x = to_device(torch.randn(6, 4, 3))
-    with simulated_device() as counts:
+    with simulated_device(capturing=True) as counts:
         output, _ = functional_call(layer, weights, (x,))
         torch.autograd.grad(output, list(weights.values()), torch.ones_like(output))
         assert not counts.reads
         assert not counts.copies
+
+
+def test_an_analysis_of_a_layer_remains_on_its_device():
+    """A plot compares its numbers, and they come from one place."""
+    solver = Picard(max_iter=2, rtol=0, atol=0, record="iterates")
+    layer = module_to_device(ERNN(3, 8, solver=Picard(max_iter=2, rtol=0, atol=0)))
+    U, x = problem()
+    U = U.detach()
+    with simulated_device():
+        profile = contraction_profile(layer, to_device(torch.randn(6, 4, 3)))
+        trace = solve(
+            lambda z: torch.tanh(z @ U.mT + x), torch.zeros(6, 8, device=CUDA), solver
+        ).trace
+        of_updates = iteration_profile(lambda z: torch.tanh(z @ U.mT + x), trace, 0.5)
+        for found in (profile, of_updates):
+            tensors = found.eta, found.norm, found.lower, found.upper
+            assert {v.device for v in tensors} == {CUDA}
+        assert least_squares_line(to_device(torch.rand(5, 2))).device == CUDA
+
+
+def test_a_jacobian_serves_on_one_device_after_another():
+    jacobian, x = LeakyJacobian(0.9), torch.randn(6, 4, 3)
+    for there in (x, to_device(x), x):
+        with simulated_device():
+            solution = solve_sequence(
+                lambda h, x: 0.9 * h + 0.1 * torch.tanh(h + x), there, there[0], jacobian=jacobian
+            )
+            assert solution.z.device == there.device

@@ -80,9 +80,9 @@ def contraction_profile(model: nn.Module, x: Tensor, *, points: int = 16) -> Con
     for t in times.tolist():
         past = output[t - 1] if t else torch.zeros_like(output[0])
         phi = at(t, past)
-        steps, z = _steps(layer, t), past
+        steps, z = _steps(layer, t).to(past.device), past
         if layer.fixed_point.solver.has_tolerance:
-            steps, z = torch.ones(1), output[t]
+            steps, z = torch.ones(1, device=past.device), output[t]
         row = []
         for eta in steps:
             interval = feasible_eta(phi, z)
@@ -148,7 +148,7 @@ def least_squares_line(eta: Tensor) -> Tensor:
     """
     if len(eta) < 2:
         raise ValueError(f"a line needs two time steps; got {len(eta)}: build with timesteps=T")
-    t = torch.arange(1, len(eta) + 1, dtype=torch.float64)
+    t = torch.arange(1, len(eta) + 1, dtype=torch.float64, device=eta.device)
     values, centered = eta.detach().double(), t - t.mean()
     slope = centered @ values / centered.square().sum()
     return torch.stack([slope, values.mean(0) - slope * t.mean()], 1)

@@ -107,7 +107,7 @@ def iteration_profile(phi: MatrixMap, trace: Trace, eta: float | Tensor) -> Cont
         tensor([0.0000, 0.8415, 0.5144])
     """
     z = _iterates(trace)[:-1]
-    steps = torch.as_tensor(eta, dtype=z.dtype).detach()
+    steps = torch.as_tensor(eta, dtype=z.dtype).detach().to(z.device)
     if steps.dim() and steps.shape != z.shape[:1]:
         raise ValueError(
             f"eta must be a number or one an update, ({len(z)},); got {tuple(steps.shape)}"

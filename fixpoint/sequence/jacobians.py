@@ -119,7 +119,8 @@ class LeakyJacobian(SequenceJacobian):
         if self.decay.dim() and len(self.decay) != T:
             raise ValueError(f"decay must have T = {T} entries; got {len(self.decay)}")
         scan = self._scan
-        if scan is None or len(scan.a) != T or scan.a.dtype != like.dtype:
+        where = like.dtype, like.device
+        if scan is None or len(scan.a) != T or (scan.a.dtype, scan.a.device) != where:
             decay = self.decay.to(like.dtype).to(like.device)
             self._scan = scan = ScalarScan(decay.expand(T))
         return scan

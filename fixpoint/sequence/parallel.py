@@ -65,7 +65,7 @@ class StepNorms(Norms):
         return torch.linalg.vector_norm(steps, dim=2, dtype=dtype)
 
     def _read(
-        self, states: Sequence[Tensor], dtype: torch.dtype, flags: Tensor | None
+        self, states: Sequence[Tensor], dtype: torch.dtype, flags: Sequence[Tensor]
     ) -> np.ndarray:
         sizes = super()._read(states, dtype, flags)
         if self.least is not None:

@@ -186,7 +186,7 @@ class _Stage(IterativeSolver):
         self.inner = inner
         self.budget = budget
         self.gives_up = gives_up
-        self.needs_derivatives = inner.needs_derivatives
+        self.needs_derivatives, self.guesses = inner.needs_derivatives, inner.guesses
 
     @property
     def keeps_best(self) -> bool:
@@ -196,6 +196,9 @@ class _Stage(IterativeSolver):
         one = copy.copy(self)
         one.budget = self.budget.max().view(1)
         return one
+
+    def doubts(self, state: _StageState) -> Tensor | None:
+        return self.inner.doubts(state.inner)
 
     def update(
         self, k: int, z: Tensor, fz: Tensor, state: _StageState | None, **given: Any
@@ -216,7 +219,8 @@ class _Stage(IterativeSolver):
         if self.inner.restarts:  # as the loop does, which leaves it to solvers that backtrack
             lost = ~(fz.isfinite() & z.isfinite()).all(1, keepdim=True)
             stop = stop | (lost & state.restarted)
-            if k > 0 and (not self.may_sync or bool(lost.any())):
+            # On another device it is done without looking, for which the host would wait.
+            if k > 0 and not (self.may_sync and z.is_cpu and not bool(lost.any())):
                 start, end = torch.where(lost, state.z, z), torch.where(lost, state.fz, fz)
                 inner = self.inner.restart(inner, lost[:, 0], start, end)
         proposal, inner = self.inner.update(k, start, end, inner, **given)

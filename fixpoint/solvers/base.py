@@ -309,6 +309,8 @@ class IterativeSolver(Solver):
 
     backtracks = False
     """Whether `update` takes back a step to where phi is not finite."""
+    guesses = False
+    """Whether `update` may make a step that the host has not examined, and takes `certain`."""
     restarts = False
     """Whether a sample that steps to where phi is not finite is put back and restarts; the
     solver then has `restart`, and its first step is a plain one."""
@@ -356,6 +358,13 @@ class IterativeSolver(Solver):
     def update(self, k: int, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Return next iterate and state from z and fz = phi(z), both (B, D), at k = 0, 1, ..."""
         raise NotImplementedError
+
+    def doubts(self, state: Any) -> Tensor | None:
+        """Return samples whose last step is a guess that the host has not examined, (B,) bool.
+
+        Read with their residuals; where there are any, `update` is called again with certain=True.
+        """
+        return None
 
     def init_fixed(self, z: Tensor, fz: Tensor, t: int | None = None) -> Any:
         """Return the state before the first update, of tensors alone, each in its last shape.

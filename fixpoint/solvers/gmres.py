@@ -11,6 +11,10 @@ from torch import Tensor
 
 Matvec = Callable[[Tensor], Tensor]
 MAX_CYCLES = 10
+FEW = 4
+"""Products between two looks of the host at values of another device."""
+MANY_BLOCKS = 16
+"""Spaces of such a device that are kept before the host looks which of them still serve."""
 
 
 class LinearResult(IntEnum):
@@ -31,12 +35,16 @@ class Block(NamedTuple):
 
 
 class LinearSolution(NamedTuple):
-    """x, (B, D), its relative residual |b - A x| / |b|, `LinearResult`, and the spaces met."""
+    """x, (B, D), its relative residual |b - A x| / |b|, `LinearResult`, and the spaces met.
+
+    met: whether the host has read that all residuals are below their tolerances.
+    """
 
     x: Tensor
     residual: Tensor  # (B,)
     result: Tensor  # (B,) int8
     blocks: tuple[Block, ...]
+    met: bool = False
 
 
 def gmres(
@@ -52,8 +60,10 @@ def gmres(
 
     Each cycle is preconditioned from the right by the directions of those before it, on which A
     is known: A M = I there, so that a restart loses nothing. `blocks` of an earlier solve with
-    a similar A serve the same way. It stops once every sample is below its tolerance (one
-    synchronisation a product), after a cycle without progress, or after ten cycles.
+    a similar A serve the same way. It stops once every sample is below its tolerance, after a
+    cycle without progress, or after ten cycles. Whether is read from a device other than the CPU
+    after as many products as the last cycle took, then after each few: samples that are done
+    remain as they are.
 
     Args:
         matvec: A v of each sample, (B, D) -> (B, D).
@@ -74,14 +84,24 @@ def gmres(
     residual = torch.where(size > 0, 1.0, 0.0).to(b.dtype)
     result = torch.full_like(size, LinearResult.MAX_ITER, dtype=torch.int8)
     done = residual <= rtol
-    for _ in range(MAX_CYCLES):
-        if bool(done.all()):
+    at_once = b.is_cpu
+    first = 1 if at_once else min(blocks[-1].C.shape[1] if blocks else FEW, memory)
+    met = False
+    for number in range(MAX_CYCLES):
+        if (at_once or number) and bool(done.all()):
             break
         cycle = _Cycle(r, memory, done)
-        for _ in range(memory):
+        ended = False
+        for j in range(1, memory + 1):
             direction = _precondition(blocks, preconditioner, cycle.last)
             cycle.extend(direction, matvec(direction), rtol)
-            if bool(cycle.done.all()):
+            looks = at_once or (j >= first and ((j - first) % FEW == 0 or j == memory))
+            if looks and at_once:
+                ended = bool(cycle.done.all())
+            elif looks:
+                below = torch.where(done, residual, cycle.residual) <= rtol
+                ended, met = torch.stack((cycle.done.all(), below.all())).tolist()
+            if ended:
                 break
         step, rest, block = cycle.finish()
         x, r = x + step, torch.where(done[:, None], r, rest)
@@ -90,12 +110,14 @@ def gmres(
         residual = torch.where(done, residual, cycle.residual)
         result = torch.where(~done & slow, LinearResult.STAGNATED.value, result)
         result = torch.where(~done & cycle.spent, LinearResult.BREAKDOWN.value, result)
+        if ended:  # then so are all samples
+            break
         done = done | cycle.spent | slow | ~residual.isfinite() | (residual <= rtol)
     x = x * scale[:, None]
     result = torch.where(residual <= rtol, LinearResult.CONVERGED.value, result)
     finite = x.isfinite().all(1) & residual.isfinite()
     result = torch.where(finite, result, LinearResult.NONFINITE.value)
-    return LinearSolution(x, residual, result, blocks)
+    return LinearSolution(x, residual, result, blocks, met)
 
 
 class _Cycle:
@@ -190,6 +212,8 @@ def _precondition(blocks: tuple[Block, ...], base: Matvec | None, v: Tensor) -> 
 
 def _most_recent(blocks: tuple[Block, ...], memory: int) -> tuple[Block, ...]:
     """Return blocks without the oldest ones of samples that have more than `memory` directions."""
+    if not blocks[0].U.is_cpu and len(blocks) <= MANY_BLOCKS:
+        return blocks
     kept: tuple[Block, ...] = ()
     total = torch.zeros(len(blocks[0].U), device=blocks[0].U.device)
     for U, C in reversed(blocks):

@@ -37,6 +37,7 @@ class NewtonState(NamedTuple):
     watchdog: of the line search.
     linear_result is None with "direct", and blocks, the spaces of the last GMRES solve, empty.
     jacobian: J, (B, D, D), where it is kept.
+    doubts: samples whose direction is a guess, as I - J is singular, (B,); None where none is.
     """
 
     trial: LineSearchState
@@ -48,6 +49,7 @@ class NewtonState(NamedTuple):
     barred: Tensor | None = None
     watchdog: Watchdog = Watchdog()
     jacobian: Tensor | None = None
+    doubts: Tensor | None = None
 
     def transposed_factors(self) -> tuple[Tensor, Tensor]:
         """Return LU factors of I - J^T of each sample, (B, D, D), and their pivots."""
@@ -94,6 +96,7 @@ class Newton(IterativeSolver):
 
     needs_derivatives = True
     backtracks = True
+    guesses = True
     keeps_jacobian = False
     """Whether its state has the last J of "direct", for the adjoint."""
 
@@ -125,11 +128,14 @@ class Newton(IterativeSolver):
         state: NewtonState | None,
         *,
         derivatives: Derivatives,
+        certain: bool = False,
     ) -> tuple[Tensor, NewtonState]:
+        # What is on another device is chosen there: the host would wait for each outcome it read.
+        reads = self.may_sync and z.is_cpu
         trial, max_merit = (None, None) if state is None else (state.trial, _max_merit(state))
-        after = accept_or_backtrack(trial, z, fz, may_sync=self.may_sync, max_merit=max_merit)
+        after = accept_or_backtrack(trial, z, fz, may_sync=reads, max_merit=max_merit)
         watchdog = Watchdog() if state is None else state.watchdog
-        after, watchdog = watchdog.follow(after, may_sync=self.may_sync)
+        after, watchdog = watchdog.follow(after, may_sync=reads)
         # J is known where phi was evaluated. Samples put back elsewhere have a direction.
         at = after.z if torch.is_grad_enabled() else z
         accepted, all_accepted, z, g, merit, step_size = after
@@ -137,9 +143,13 @@ class Newton(IterativeSolver):
         linear_result: Tensor | None = None
         blocks: tuple[Block, ...] = ()
         jacobian: Tensor | None = None
+        doubts: Tensor | None = None
         if self.linear == "direct":
             jacobian = derivatives.jacobian(at)
-            direction = _direct(jacobian, g, may_sync=self.may_sync)
+            guesses = self.may_sync and not (reads or certain or self.noise or g.requires_grad)
+            may_read = self.may_sync and not guesses
+            direction, regular = _direct(jacobian, g, may_sync=may_read)
+            doubts = ~regular[:, 0] if guesses else None
         else:
             moved = accepted if watchdog.returns is None else accepted & ~watchdog.returns
             rtol = torch.where(moved[:, 0], forcing, torch.inf)
@@ -166,7 +176,11 @@ class Newton(IterativeSolver):
             barred,
             watchdog,
             jacobian if self.keeps_jacobian else None,
+            doubts,
         )
+
+    def doubts(self, state: NewtonState) -> Tensor | None:
+        return state.doubts
 
     def _krylov(
         self,
@@ -192,7 +206,7 @@ class Newton(IterativeSolver):
         )
         solution = solve(rtol=rtol, blocks=blocks)
         unmet = solution.result != LinearResult.CONVERGED.value
-        if blocks and bool(unmet.any()):
+        if blocks and not solution.met and bool(unmet.any()):
             second = solve(rtol=torch.where(unmet, rtol, torch.inf))
             better = unmet & (second.residual < solution.residual)
             solution = LinearSolution(
@@ -245,10 +259,11 @@ def _refused(
     return torch.where(plain, trial.g, newton), step_size, plain, newton, barred
 
 
-def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> Tensor:
+def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> tuple[Tensor, Tensor]:
     """Return the solution of (I - J) s = g, (B, D); where I - J is singular the one of least norm.
 
-    Where the host may not read whether a sample needs that, it is g.
+    Where the host may not read whether a sample needs that, it is g. Also returned: where I - J is
+    regular, (B, 1).
     """
     D = J.shape[1]
     A = residual_matrix(J, g.dtype)
@@ -266,13 +281,14 @@ def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> Tensor:
         )
         regular &= (info == 0)[:, None]
     if may_sync and bool(regular.all()):
-        return s
+        return s, regular
     if s.requires_grad:
         # Solved again without the samples left out, whose zero gradient would meet inf.
         unit = torch.eye(D, dtype=g.dtype, device=J.device)
         safe = torch.where(regular.unsqueeze(2), A, unit)
         s = torch.linalg.solve_ex(safe, g.unsqueeze(2))[0].squeeze(2)
-    return torch.where(regular, s, solve_damped(A, g, eps**0.5 * size[:, 0]) if may_sync else g)
+    rest = solve_damped(A, g, eps**0.5 * size[:, 0]) if may_sync else g
+    return torch.where(regular, s, rest), regular
 
 
 def _forcing(state: NewtonState | None, accepted: Tensor, merit: Tensor) -> Tensor:

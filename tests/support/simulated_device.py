@@ -85,6 +85,14 @@ def to_device(tensor: Tensor) -> Tensor:
     return OnDevice(tensor.detach().clone()).requires_grad_(tensor.requires_grad)
 
 
+def module_to_device(module: torch.nn.Module) -> torch.nn.Module:
+    """The module, its parameters and buffers on the device."""
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            tensors |= {name: to_device(x) for name, x in tensors.items() if x is not None}
+    return module
+
+
 def to_host(tensor: Tensor) -> Tensor:
     _counts.copies["to the host"] += 1
     stored = tensor.detach()
@@ -92,8 +100,11 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def simulated_device() -> Iterator[Counts]:
-    """A block in which new tensors may be on "cuda", and that counts what its operations do."""
+def simulated_device(*, capturing: bool = False) -> Iterator[Counts]:
+    """A block in which new tensors may be on "cuda", and that counts what its operations do.
+
+    capturing: whether a CUDA graph is said to be captured.
+    """
     global _counts
     before, _counts = _counts, Counts()
     properties = mock.Mock(
@@ -103,6 +114,7 @@ def simulated_device() -> Iterator[Counts]:
         "get_device_capability": lambda *_: (9, 0),
         "get_device_properties": lambda *_: properties,
         "_lazy_init": lambda: None,
+        "is_current_stream_capturing": lambda: capturing,
         "device_of": lambda _: contextlib.nullcontext(),
     }
     try:
@@ -136,6 +148,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     out = func(*bare, **rest)
     if name == "_to_copy" and target is not None and bool(ours) != there:
         _counts.copies["to the host" if ours else "to the device"] += 1
+        if there and not given.get("non_blocking"):
+            _counts.reads["a copy that ends first"] += 1
     if not (there or (ours and not (target is not None and target.type == "cpu"))):
         return out
     same = {id(x.stored): x for x in ours}

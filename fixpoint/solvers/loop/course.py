@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fixpoint._torch import to_host, versions
+from fixpoint._torch import from_host, to_host, versions
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution, Trace
 from fixpoint.solvers._rowwise import choose_rows
@@ -69,6 +69,7 @@ class Course:
         self.active: Tensor | None = None  # on the device; None where all are
         self.moved: Tensor | None = None
         self._has_moved: np.ndarray | None = None
+        self._measured: Measures | None = None  # by `trusts`, for `observe`
         self._watch(z, z)
         self._quiet: tuple[int, np.ndarray] | None = None
         self.residuals: list[np.ndarray] = []
@@ -102,7 +103,7 @@ class Course:
             raise RuntimeError(CHANGED)
         if k < self.next_check and k < self.most:
             return z, fz
-        m = self._measure(k, z, fz)
+        m, self._measured = self._measured or self._measure(k, z, fz), None
         if self.renewed is not None:
             self._begin_again(k, z, fz, m, self.renewed)
         if not self._is_quiet(k, z, m):
@@ -118,6 +119,16 @@ class Course:
         if self.options.record == "iterates":
             self.iterates.append(z.detach())
         return z, fz
+
+    def trusts(self, k: int, z: Tensor, fz: Tensor, doubts: Tensor) -> bool:
+        """Tell whether no sample was moved by a guess, (B,), as `observe` measures z; else it is to
+        be moved again.
+        """
+        self._measured = self._measure(k, z, fz, doubts)
+        if self._guessed.any():
+            self._measured, self.evaluations = None, self.evaluations + 1
+            return False
+        return True
 
     def renew(self, rows: np.ndarray) -> None:
         """Let samples, (B,), be other ones from the next update on, which proposes their starts."""
@@ -155,16 +166,20 @@ class Course:
         self.given = z, fz
         self.versions = versions(*self.given)
 
-    def _measure(self, k: int, z: Tensor, fz: Tensor) -> Measures:
+    def _measure(self, k: int, z: Tensor, fz: Tensor, doubts: Tensor | None = None) -> Measures:
         self._has_moved = None
         if k == 0:
             sizes = self.norms.measure(z, fz, z.detach())
             m = Measures(sizes[0], sizes[1])
             self._begin(m, sizes[2])
             return m
-        sizes = self.norms.measure(z, fz, atol=self._atol, is_safe=self._is_safe, flags=self.moved)
+        flags = [x for x in (self.moved, doubts) if x is not None]
+        sizes = self.norms.measure(z, fz, atol=self._atol, is_safe=self._is_safe, flags=flags)
+        found = (sizes if sizes.ndim == 2 else sizes[:, :, 0]) > 0
         if self.moved is not None:
-            self._has_moved = (sizes[2] if sizes.ndim == 2 else sizes[2, :, 0]) > 0
+            self._has_moved = found[2]
+        if doubts is not None:
+            self._guessed = found[-1]
         return Measures(sizes[0], sizes[1])
 
     def _begin(self, m: Measures, start: np.ndarray) -> None:
@@ -347,7 +362,7 @@ class Course:
         self.done = not status.active.any() or bool(rules.has_enough(self.rules, status))
 
     def _on_device(self, mask: np.ndarray) -> Tensor:
-        return torch.from_numpy(mask).to(self.z.device)
+        return from_host(mask, self.z.device)
 
     def solution(self, z: Tensor, derivatives: Derivatives) -> Solution:
         """Return the solution after the last update, z where no better state is kept."""
@@ -374,7 +389,7 @@ class Course:
         )
 
     def _tensor(self, x: np.ndarray, dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(x)).to(device=self.z.device, dtype=dtype)
+        return from_host(np.ascontiguousarray(x), self.z.device, dtype)
 
     def _trace(self) -> Trace | None:
         if self.options.record is None:

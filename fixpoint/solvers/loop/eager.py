@@ -42,10 +42,14 @@ class Iteration(CourseOptions, NoiseOptions, Protocol):
     def needs_derivatives(self) -> bool: ...
     @property
     def state_has_rows(self) -> bool: ...
+    @property
+    def guesses(self) -> bool: ...
 
     def init(self, z: Tensor, t: int | None) -> Any: ...
 
     def update(self, k: int, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]: ...
+
+    def doubts(self, state: Any) -> Tensor | None: ...
 
     def restart(self, state: Any, rows: Tensor, z: Tensor, fz: Tensor) -> Any: ...
 
@@ -126,7 +130,11 @@ class Run:
     ) -> None:
         self.solver, self.problem, self.tracking = solver, problem, tracking
         derivatives = problem.derivatives
-        self.given = {"derivatives": derivatives} if solver.needs_derivatives else {}
+        self.given: dict[str, Any] = {}
+        if solver.needs_derivatives:
+            self.given = {"derivatives": derivatives}
+        if solver.guesses and tracking:
+            self.given["certain"] = True
         # In a graph a lost sample has to be seen at once, before it enters a weight's sum.
         every = 1 if tracking or solver.record is not None else solver.check_every
         self.course = Course(solver, z, norms, every=every, most=most)
@@ -151,16 +159,23 @@ class Run:
         if stops:
             start, fz = stop_finished(course.active, (z, fz))
             state = stop_finished(course.active, state) if solver.state_has_rows else state
-        proposal, state = solver.update(k, start, fz, state, **self.given)
+        before = state
+        proposal, state = solver.update(k, start, fz, before, **self.given)
         if solver.noise > 0:
             proposal = with_noise(solver, proposal, start)
-        z = course.freeze(proposal, z)
+        moved = course.freeze(proposal, z)
         if k + 1 == self.problem.track_from:
-            z, state = _detached(solver, z, state)
+            moved, state = _detached(solver, moved, state)
             torch.set_grad_enabled(self.tracking)
+        end = self.evaluate(stop_finished(course.active, moved) if stops else moved)
+        doubts = solver.doubts(state)
+        if doubts is not None and not course.trusts(k + 1, moved, end, doubts):
+            again = self.given | {"certain": True}
+            proposal, state = solver.update(k, start, fz, before, **again)
+            moved = course.freeze(proposal, z)
+            end = self.evaluate(moved)
         self.state, self.updates = state, k + 1
-        fz = self.evaluate(stop_finished(course.active, z) if stops else z)
-        self.z, self.fz = course.observe(k + 1, z, fz, self.problem.phi)
+        self.z, self.fz = course.observe(k + 1, moved, end, self.problem.phi)
 
     def solution(self) -> Solution:
         """Return the solution after the last update."""

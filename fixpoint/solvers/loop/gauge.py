@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fixpoint._groups import groups_of
+from fixpoint._torch import from_host
 from fixpoint.solvers.loop import rules
 from fixpoint.solvers.loop.norms import Norms, Tolerance
 from fixpoint.solvers.loop.rules import Measures, Rules
@@ -46,5 +46,5 @@ class Gauge:
         with np.errstate(all="ignore"):
             r = rules.plain_residual(np, given, status, m)
             finite = rules.are_finite(m)
-        r = torch.from_numpy(r).to(z.device, self.norms.dtype)
-        return r, torch.from_numpy(finite).to(z.device)
+        r = from_host(r, z.device, self.norms.dtype)
+        return r, from_host(finite, z.device)

@@ -117,7 +117,7 @@ class Norms:
         *others: Tensor,
         atol: Any = None,
         is_safe: bool = False,
-        flags: Tensor | None = None,
+        flags: Sequence[Tensor] = (),
     ) -> np.ndarray:
         """Return sizes of phi(z) - z, phi(z) and other states, and flags, on the host by one read.
 
@@ -129,7 +129,7 @@ class Norms:
             z, fz, others: (B, D).
             atol: the absolute tolerance in force; the least size that is compared depends on it.
             is_safe: whether it is nowhere below `safe`.
-            flags: (B,) bool.
+            flags: (B,) bool each.
 
         Returns:
             (2 + others + flags, B), or (.., B, leaves), float64.
@@ -150,11 +150,11 @@ class Norms:
         return [self.size(x, dtype) for x in states]
 
     def _read(
-        self, states: Sequence[Tensor], dtype: torch.dtype, flags: Tensor | None
+        self, states: Sequence[Tensor], dtype: torch.dtype, flags: Sequence[Tensor]
     ) -> np.ndarray:
         sizes = self._sizes(states, dtype)
-        if flags is not None:
-            sizes.append(flags.view(-1, *(1,) * (sizes[0].dim() - 1)).to(dtype).expand_as(sizes[0]))
+        for flag in flags:
+            sizes.append(flag.view(-1, *(1,) * (sizes[0].dim() - 1)).to(dtype).expand_as(sizes[0]))
         return to_host(torch.stack(sizes)).astype(np.float64)
 
 

@@ -23,21 +23,6 @@ def new_buffers_are_full_of_nan(monkeypatch):
     monkeypatch.setattr(dispatch, "empty", lambda *args: empty(*args).fill_(torch.nan))
 
 
-@pytest.fixture
-def rows(monkeypatch):
-    """Set the rows of a program."""
-
-    def change(count):
-        original = triton_kernels.launch_config
-        monkeypatch.setattr(
-            triton_kernels,
-            "launch_config",
-            lambda *args, **options: original(*args, **options)._replace(rows=count),
-        )
-
-    return change
-
-
 def problem(T, B, n, d=2, scale=0.6, identity=False):
     """Random inputs in float32, ||U||_2 = scale."""
     generator = torch.Generator().manual_seed(0)
@@ -97,9 +82,7 @@ def assert_same(inputs, method, monkeypatch, rtol=2e-6):
     ],
     ids=["tanh", "identity feedback, damped", "linear, too few updates"],
 )
-def test_picard(activation, identity, solver, rows, monkeypatch):
-    """Two programs, the second of them not full."""
-    rows(2)
+def test_picard(activation, identity, solver, monkeypatch):
     inputs = problem(2, 3, 7, identity=identity)
     assert_same(inputs, Method(activation, solver, Implicit(on_failure="ignore")), monkeypatch)
 
@@ -146,9 +129,8 @@ def test_an_eta_of_its_own_at_each_time_step(monkeypatch):
 
 
 @OVERFLOW
-def test_how_rows_end(rows, monkeypatch):
-    """One program with a row each that converges, cycles, overflows, and is still on its way."""
-    rows(4)
+def test_how_rows_end(monkeypatch):
+    """A row converges, one cycles, one overflows, and one is still on its way."""
     U = torch.diag(torch.tensor([0.1, -2.0, 1e20, 0.9]))
     x = torch.eye(4).unsqueeze(0)
     none = torch.zeros(4, 4)
@@ -195,8 +177,7 @@ def test_states_whose_squares_leave_float32(scale, monkeypatch):
 
 
 @OVERFLOW
-def test_a_nan_remains_in_its_row(rows, monkeypatch):
-    rows(2)
+def test_a_nan_remains_in_its_row(monkeypatch):
     inputs = problem(2, 2, 5)
     method = Method("tanh", Picard(rtol=1e-4), Implicit(on_failure="ignore"))
     clean, *_ = outcome(triton_kernels, inputs, method, monkeypatch)

@@ -28,7 +28,7 @@ SLOW = pytest.mark.slow
     [
         Variant("equilibrium", "forward", 80),
         pytest.param(Variant("equilibrium", "backward", 128, capability=80), marks=SLOW),
-        pytest.param(Variant("equilibrium", "forward", 128, B=1024, capability=80), marks=SLOW),
+        pytest.param(Variant("equilibrium", "forward", 128, capability=80), marks=SLOW),
         pytest.param(Variant("equilibrium", "forward", 128, memory=5, capability=80), marks=SLOW),
         pytest.param(Variant("equilibrium", "backward", 80, memory=5), marks=SLOW),
     ],
@@ -45,14 +45,8 @@ def test_nothing_is_spilled(variant, monkeypatch, tmp_path):
     assert 0 < kernel.metadata.shared <= 48 * 1024
     if variant == Variant("equilibrium", "forward", 80):
         turn = sass.inner_loop(code)
-        assert sum(x.kind == "BAR" for x in turn) <= 5
-        assert sass.cycles(turn, variant.config.warps) <= 1200
-
-
-@pytest.mark.parametrize(("B", "rows"), [(1, 1), (100, 1), (200, 2), (300, 4), (400, 4), (9999, 4)])
-def test_rows_of_a_program_end_first(B, rows):
-    """On 100 multiprocessors: 200 rows one by one would take two waves, the second half as fast."""
-    assert kernels.launch_config(80, B, 0, processors=100).rows == rows
+        assert sum(x.kind == "BAR" for x in turn) <= 2
+        assert sass.cycles(turn, variant.config.warps) <= 700
 
 
 def problem(T, B, n, d=3):

@@ -18,21 +18,6 @@ def shared_memory(h: Tensor) -> int:
     return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
 
 
-def multiprocessors(h: Tensor) -> int:
-    """Count the multiprocessors of the device of h."""
-    if h.device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(h.device).multi_processor_count
-
-
-def rows_of_program(B: int, processors: int) -> int:
-    """Return the rows with which all programs end first, where a multiprocessor has one at a time.
-
-    More rows take longer, as threads share their products, but a step waits once for all of them.
-    """
-    return min((1, 2, 4), key=lambda rows: -(-B // (rows * processors)) * (2 + rows))
-
-
 def in_vectors(A: Tensor) -> Tensor:
     """Return a with rows that are read four at a time: zeros added up to a multiple."""
     return pad(A, (0, -A.shape[1] % 4)).contiguous()
@@ -60,7 +45,7 @@ def load_weights(A, first, n: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constex
 
 @triton.jit
 def weights_in_registers(  # type: ignore[no-untyped-def]
-    A, n: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr
+    A, n: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, other: tl.constexpr = 0.0
 ):
     """Load A^T, of rows as `in_vectors` makes them, as `product_in_registers` takes it.
 
@@ -79,27 +64,81 @@ def weights_in_registers(  # type: ignore[no-untyped-def]
     j2 = tl.arange(0, J)[None, None, None, None, None, None, None, :]
     i = (i1 * LANES + upper * 4 + lower) * 4 + i2
     j = (j0 * 4 + j1) * J + j2
-    return tl.load(A + j * STRIDE + i, mask=(i < STRIDE) & (j < n), other=0.0)
+    return tl.load(A + j * STRIDE + i, mask=(i < STRIDE) & (j < n), other=other)
 
 
 @triton.jit
 def product_in_registers(y, weights, n: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Compute y A^T, a sum in float32 without tensor cores, from `weights_in_registers`.
+    """Compute y A^T, a sum in float32 without tensor cores, from `weights_in_registers`."""
+    return product_with_inputs(inputs_of_weights(y, weights), weights, n)
 
-    Threads exchange y once, then add within a warp, and each thread keeps one output of its four.
+
+@triton.jit
+def inputs_of_weights(y, weights):  # type: ignore[no-untyped-def]
+    """Return y, (ROWS, SIZE), as threads take it that have the weights: (ROWS, MANY, 4, UPPER, 4).
+
+    Threads exchange y once; each warp then has all of it.
     """
     ROWS: tl.constexpr = y.shape[0]
     MANY: tl.constexpr = weights.shape[1]
     UPPER: tl.constexpr = weights.shape[5]
-    parts = tl.permute(tl.reshape(y, (ROWS, MANY, UPPER, 4, 4)), (0, 1, 4, 2, 3))
+    return tl.permute(tl.reshape(y, (ROWS, MANY, UPPER, 4, 4)), (0, 1, 4, 2, 3))
+
+
+@triton.jit
+def padding_of_inputs(  # type: ignore[no-untyped-def]
+    A, n: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr
+):
+    """Say of `inputs_of_weights` which are padding in each thread, (1, MANY, 4, UPPER, 4).
+
+    Inputs chosen by it are laid out as the weights, so that sums over them remain within a warp:
+    the compiler lays out a tensor as what it is first computed with. Hence the bits of weights,
+    read again, that it finds to be unused only after it has chosen.
+    """
+    weights = weights_in_registers(A, n, SIZE, LANES, other=1.0)
+    bits = weights.to(tl.int32, bitcast=True) & 1
+    bits = tl.max(tl.max(tl.max(bits, 7), 4), 3)
+    first = tl.arange(0, SIZE // (4 * LANES))[None, :, None, None, None] * (4 * LANES)
+    return ((bits & 1) > 1) | (first >= n)
+
+
+@triton.jit
+def product_with_inputs(parts, weights, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Compute y A^T, (ROWS, SIZE), of `inputs_of_weights`.
+
+    Threads add within a warp, and each thread keeps one output of its four.
+    """
+    ROWS: tl.constexpr = parts.shape[0]
+    MANY: tl.constexpr = weights.shape[1]
+    UPPER: tl.constexpr = weights.shape[5]
+    SIZE: tl.constexpr = MANY * UPPER * 16
     terms = parts[:, :, :, None, None, :, :, None] * weights
     # Known when compiling, so that what is padding in each thread costs nothing: x + -0 is x.
     real = tl.arange(0, MANY)[None, :, None, None, None, None, None, None] * (16 * UPPER) < n
     terms = tl.where(real, terms, _minus_zero(8))
-    sums = tl.sum(tl.sum(tl.sum(tl.sum(terms, 1), 1), 3), 3)
-    mine = tl.arange(0, 4)[:, None] == tl.arange(0, 4)[None, :]
-    sums = tl.where(mine[None, :, None, :, None], sums[:, :, :, None, :], _minus_zero(5))
-    return tl.reshape(tl.sum(sums, 1), y.shape)
+    # Over registers; then of its four outputs a thread passes two on, and one, to the threads that
+    # add the others.
+    W: tl.constexpr = weights.shape[4]
+    J: tl.constexpr = weights.shape[7]
+    sums = tl.sum(tl.reshape(terms, (ROWS, MANY * 4, 2, 2, W, UPPER, 2, 2, J)), 1)
+    bit = tl.arange(0, 2)
+    same = (bit[:, None] == bit[None, :]).to(tl.int32)
+    half = tl.broadcast_to(tl.sum(sums, 5)[:, :, :, :, :, None], (ROWS, 2, 2, W, UPPER, 2, 2, J))
+    half = _chosen(half, same[None, :, None, None, None, :, None, None], 1)
+    mine = tl.broadcast_to(tl.sum(half, 5)[:, :, :, :, :, None], (ROWS, 2, W, UPPER, 2, 2, J))
+    mine = _chosen(mine, same[None, :, None, None, None, :, None], 1)
+    return tl.reshape(tl.sum(mine, 2), (ROWS, SIZE))
+
+
+@triton.jit
+def _chosen(x, here, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Take of each two along an axis the one with here = 1."""
+    return tl.reduce((x, tl.broadcast_to(here, x.shape)), AXIS, _choose)[0]
+
+
+@triton.jit
+def _choose(x, here, x_other, here_other):  # type: ignore[no-untyped-def]
+    return tl.where(here != 0, x, x_other), here | here_other
 
 
 @triton.jit

@@ -192,7 +192,7 @@ def _forward(  # type: ignore[no-untyped-def]
     row, at, inside, step = block_of_rows(B, n, SIZE, ROWS)
     kind = h.dtype.element_ty
     y, u0 = load_block(h, at, inside), tl.load(U0 + at, mask=inside, other=0.0)
-    weights0, u1, b0, b1 = _weights(V0, n, SIZE, TILE, LANES), u0, 0.0, 0.0
+    weights0, u1 = _weights(V0, n, SIZE, TILE, LANES), u0
     if KIND == 2:
         weights1, u1 = _weights(V1, n, SIZE, TILE, LANES), tl.load(U1 + at, mask=inside, other=0.0)
     if HAS_BIAS:
@@ -201,25 +201,33 @@ def _forward(  # type: ignore[no-untyped-def]
         b1 = load_block(bias + n, col, col < n)
     a, b = tl.load(w0), tl.load(w1)
     M, k, since = T * K, 1, 1  # inner steps of this time step, and since a state was written
+    U0 += tl.where((k == K) & (M > 1), step, 0)
+    U1 += tl.where((k == K) & (M > 1), step, 0)
+    w0 += tl.where(M > 1, 1, 0)
+    w1 += tl.where(M > 1, 1, 0)
     for m in range(M):
         # Read a step ahead, as memory takes longer than a step; the last one reads again.
-        more = m + 1 < M
-        move = tl.where((k == K) & more, step, 0)
-        U0 += move
-        w0 += tl.where(more, 1, 0)
-        w1 += tl.where(more, 1, 0)
         u0_next, a_next, b_next = tl.load(U0 + at, mask=inside, other=0.0), tl.load(w0), tl.load(w1)
         u1_next = u0_next
         if KIND == 2:
-            U1 += move
             u1_next = tl.load(U1 + at, mask=inside, other=0.0)
         x0 = _add_product(u0.to(tl.float32), y, weights0, V0, h, at, inside, row, B, n, TILE)
         x1 = x0
         if KIND == 2:
             x1 = _add_product(u1.to(tl.float32), y, weights1, V1, h, at, inside, row, B, n, TILE)
-        y, z, c = _step(
-            y, x0 + b0, x1 + b1, a.to(tl.float32), b.to(tl.float32), inside, KIND, ACTIVATION
-        )
+        if HAS_BIAS:
+            x0, x1 = x0 + b0, x1 + b1
+        # Counters move here, where threads wait for sums of others, and not before the exchange.
+        k_next = k
+        if K != 1:
+            k_next = tl.where(k == K, 1, k + 1)
+        more = m + 2 < M
+        move = tl.where((k_next == K) & more, step, 0)
+        U0 += move
+        U1 += move
+        w0 += tl.where(more, 1, 0)
+        w1 += tl.where(more, 1, 0)
+        y, z, c = _step(y, x0, x1, a.to(tl.float32), b.to(tl.float32), inside, KIND, ACTIVATION)
         if KEEP:
             if KIND > 0:
                 tl.store(kept0 + at, z.to(kind), mask=inside)
@@ -233,8 +241,7 @@ def _forward(  # type: ignore[no-untyped-def]
             tl.store(O + at, y.to(kind), mask=inside)
             O += step
         u0, u1, a, b = u0_next, u1_next, a_next, b_next
-        if K != 1:
-            k = tl.where(k == K, 1, k + 1)
+        k = k_next
         if every != 1:
             since = tl.where(since == every, 1, since + 1)
     tl.store(h + at, y.to(kind), mask=inside)
@@ -268,23 +275,23 @@ def _backward(  # type: ignore[no-untyped-def]
     if HAS_G:
         e = tl.load(G + at, mask=inside, other=0.0)
     k = K  # inner steps of this time step that are left
+    back = tl.where(M > 1, step, 0)
+    S -= back
+    kept0 -= back
+    kept1 -= back
+    w0 -= tl.where(M > 1, 1, 0)
+    w1 -= tl.where(M > 1, 1, 0)
+    G -= tl.where((k == 1) & (M > 1), step, 0)
     for m in range(M):
-        more = m + 1 < M
-        back = tl.where(more, step, 0)
-        S -= back
-        kept1 -= back
-        w0 -= tl.where(more, 1, 0)
-        w1 -= tl.where(more, 1, 0)
+        # As in the forward pass: read a step ahead, and move counters after the exchange.
         s_next = tl.load(S + at, mask=inside, other=0.0)
         c_next = tl.load(kept1 + at, mask=inside, other=0.0)
         z_next, a_next, b_next = c_next, tl.load(w0), tl.load(w1)
         if KIND > 0:
-            kept0 -= back
             z_next = tl.load(kept0 + at, mask=inside, other=0.0)
         if HAS_G:
             if k == K:
                 y += e.to(tl.float32)
-            G -= tl.where((k == 1) & more, step, 0)
             e = tl.load(G + at, mask=inside, other=0.0)
         y, d0, d1, da, db = _pullback(
             y, s.to(tl.float32), z.to(tl.float32), c.to(tl.float32), a.to(tl.float32),
@@ -302,6 +309,17 @@ def _backward(  # type: ignore[no-untyped-def]
         if KIND == 2:
             y = _add_product(y, d1, weights1, V1, D1, at, inside, row, B, n, TILE)
             D1 -= step
+        k_next = k
+        if K != 1:
+            k_next = tl.where(k == 1, K, k - 1)
+        more = m + 2 < M
+        back = tl.where(more, step, 0)
+        S -= back
+        kept0 -= back
+        kept1 -= back
+        w0 -= tl.where(more, 1, 0)
+        w1 -= tl.where(more, 1, 0)
+        G -= tl.where(k_next == 1, back, 0)
         # After the exchange of d, for which threads wait, and during its products.
         da, db = sums_of_parts(da, db, PARTS)
         tl.store(dw + place, da, mask=first)
@@ -309,8 +327,7 @@ def _backward(  # type: ignore[no-untyped-def]
         D0 -= step
         place -= line
         s, z, c, a, b = s_next, z_next, c_next, a_next, b_next
-        if K != 1:
-            k = tl.where(k == 1, K, k - 1)
+        k = k_next
     tl.store(g + at, y.to(kind), mask=inside)
     if KIND > 0:
         tl.store(dbias + at, sum_z, mask=inside)

@@ -51,6 +51,7 @@ class IterationSettings(NamedTuple):
     rtol, atol: tolerances; see `IterativeSolver`.
     method: "plain", "anderson" or "broyden".
     growth: of `Broyden`.
+    undamped: whether all steps are known to be 1.
     """
 
     steps: Tensor
@@ -59,6 +60,7 @@ class IterationSettings(NamedTuple):
     atol: float
     method: str = "plain"
     growth: float = 0.0
+    undamped: bool = False
 
 
 class Report(NamedTuple):

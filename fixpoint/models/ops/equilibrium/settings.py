@@ -104,4 +104,5 @@ def iteration_of(solver: Solver, start: int, T: int, like: Tensor) -> IterationS
     if isinstance(solver, Broyden):
         memory, growth = solver.most_factors(n, like.dtype), solver.growth
     steps = steps_of(solver, start, T, like.device).detach().to(like.device)
-    return IterationSettings(steps, memory, solver.rtol, solver.atol, method, growth)
+    undamped = isinstance(solver, Picard) and solver.beta == 1
+    return IterationSettings(steps, memory, solver.rtol, solver.atol, method, growth, undamped)

@@ -35,15 +35,12 @@ def anderson_begin(z, MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def anderson_restart(state, again, z, f):  # type: ignore[no-untyped-def]
-    """Forget the differences of some rows, which have been put back to z with f = phi(z)."""
+    """Forget the differences, if `again`, of a row that has been put back to z with f = phi(z)."""
     start, g, df, dg, gram, merit, mixing, rejected = state
-    if tl.max(again.to(tl.int32), 0) > 0:
-        start, g = tl.where(again[:, None], f, start), tl.where(again[:, None], f - z, g)
-        df = tl.where(again[:, None, None], 0.0, df)
-        dg = tl.where(again[:, None, None], 0.0, dg)
-        gram = tl.where(again[:, None, None], 0.0, gram)
-        merit = tl.where(again, tl.sum((f - z) * (f - z), 1), merit)
-        mixing, rejected = tl.where(again, 1.0, mixing), tl.where(again, 0, rejected)
+    if again:
+        start, g, merit = f, f - z, tl.sum((f - z) * (f - z), 1)
+        df, dg, gram = tl.zeros_like(df), tl.zeros_like(dg), tl.zeros_like(gram)
+        mixing, rejected = tl.full(mixing.shape, 1.0, tl.float32), tl.zeros_like(rejected)
     return start, g, df, dg, gram, merit, mixing, rejected
 
 

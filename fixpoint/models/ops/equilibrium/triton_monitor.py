@@ -1,4 +1,4 @@
-"""Status of each row of a block, inside a Triton kernel: the rules of `numba_monitor`."""
+"""Status of a row, inside a Triton kernel: the rules of `numba_monitor`."""
 
 from __future__ import annotations
 
@@ -29,23 +29,22 @@ TINY, TINY_64 = tl.constexpr(2.0**-126), tl.constexpr(2.0**-1022)
 
 @triton.jit
 def begin(z):  # type: ignore[no-untyped-def]
-    """Return the record of each row before the first residual.
+    """Return the record of a row before its first residual.
 
     The smallest residual, its update, the size of the start, the reach, checks at the rounding
     floor, and the last restart.
     """
-    ROWS: tl.constexpr = z.shape[0]
     wide = z.to(tl.float64)
-    zero = tl.zeros((ROWS,), tl.int32)
-    inf = tl.full((ROWS,), float("inf"), tl.float64)
-    return inf, zero, tl.sqrt(tl.sum(wide * wide, 1)), inf, zero, zero - 1
+    zero = tl.full((), 0, tl.int32)
+    inf = tl.full((), float("inf"), tl.float64)
+    return inf, zero, tl.sqrt(_total(wide * wide)), inf, zero, zero - 1
 
 
 @triton.jit
 def observe(  # type: ignore[no-untyped-def]
-    history, running, k, z, f, change, square, rtol, atol, max_iter, RESTARTS: tl.constexpr
+    history, k, z, f, change, square, rtol, atol, max_iter, RESTARTS: tl.constexpr
 ):
-    """Update history and status of running rows, from f = phi(z), |f - z|^2 and |f|^2 at update k.
+    """Return new history and status of a row from f = phi(z), |f - z|^2 and |f|^2 at update k.
 
     Nearly always the residual is the smallest yet, and above rounding, and nothing else is to be
     examined.
@@ -58,14 +57,13 @@ def observe(  # type: ignore[no-untyped-def]
     usual = usual & (r < best_r.to(tl.float32)) & (size < reach.to(tl.float32))
     usual = usual & ((k % FLOOR_CHECK != 0) | (residual > size * (3 * EPS)))
     usual = usual & (k > 0) & (k < max_iter)
-    status = tl.full(r.shape, ACTIVE, tl.int32)
-    if tl.min((usual | (running == 0)).to(tl.int32), 0) > 0:
-        best_r = tl.where(running > 0, r.to(tl.float64), best_r)
-        best_k = tl.where(running > 0, k, best_k)
+    status = tl.full((), ACTIVE, tl.int32)
+    if usual:
+        best_r, best_k = r.to(tl.float64), k
     else:
         residual_64, size_64, r_64 = _measure(z, f, change, square, rtol, atol)
         best_r, best_k, start, reach, floor, restarted, status = _look(
-            best_r, best_k, start, reach, floor, restarted, running, k, residual_64, size_64, r_64,
+            best_r, best_k, start, reach, floor, restarted, k, residual_64, size_64, r_64,
             atol, max_iter, RESTARTS,
         )  # fmt: skip
     return (best_r, best_k, start, reach, floor, restarted), status
@@ -73,7 +71,7 @@ def observe(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _look(  # type: ignore[no-untyped-def]
-    best_r, best_k, start, reach, floor, restarted, running, k, residual, size, r, atol, max_iter,
+    best_r, best_k, start, reach, floor, restarted, k, residual, size, r, atol, max_iter,
     RESTARTS: tl.constexpr,
 ):  # fmt: skip
     if k == 0:
@@ -95,9 +93,9 @@ def _look(  # type: ignore[no-untyped-def]
 
     finite = r < float("inf")
     converged = finite & (r <= 1)
-    better = (running > 0) & (converged | (r < best_r))
+    better = converged | (r < best_r)
     best_r, best_k = tl.where(better, r, best_r), tl.where(better, k, best_k)
-    status = tl.full(r.shape, ACTIVE, tl.int32)
+    status = tl.full((), ACTIVE, tl.int32)
     lost = ~finite
     if RESTARTS:
         again = lost & (k > 1) & (restarted != k - 1)
@@ -121,29 +119,40 @@ def _look(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def squares(z, f):  # type: ignore[no-untyped-def]
-    """Compute |f - z|^2 and |f|^2 of each row."""
-    return tl.reduce(((f - z) * (f - z), f * f), 1, add_both)
+    """Compute |f - z|^2 and |f|^2, of all axes."""
+    if len(z.shape) == 5:
+        shape: tl.constexpr = (z.shape[1] * 4, z.shape[3], 4)
+        z, f = tl.reshape(z, shape), tl.reshape(f, shape)
+    change, square = (f - z) * (f - z), f * f
+    for _ in tl.static_range(len(z.shape)):
+        change, square = tl.reduce((change, square), 0, add_both)
+    return change, square
+
+
+@triton.jit
+def _total(x):  # type: ignore[no-untyped-def]
+    for _ in tl.static_range(len(x.shape)):
+        x = tl.sum(x, 0)
+    return x
 
 
 @triton.jit
 def _measure(z, f, change, square, rtol, atol):  # type: ignore[no-untyped-def]
-    """Measure |f - z|, |f|, |f - z| / (atol + rtol |f|), inf if not finite, of rows in float64."""
+    """Measure |f - z|, |f|, |f - z| / (atol + rtol |f|), inf if not finite, in float64."""
     residual, size = tl.sqrt_rn(change), tl.sqrt_rn(square)
     scale = size * rtol + atol
-    safe = (scale * scale >= SAFE) & (change + square < float("inf"))
-    r = tl.div_rn(residual, tl.where(safe, scale, 1.0)).to(tl.float64)
-    residual, size = residual.to(tl.float64), size.to(tl.float64)
-    if tl.min(safe.to(tl.int32), 0) == 0:
-        residual_64, size_64, r_64 = _measure_in_float64(z, f, rtol, atol)
-        residual, size = tl.where(safe, residual, residual_64), tl.where(safe, size, size_64)
-        r = tl.where(safe, r, r_64)
-    return residual, size, r
+    if (scale * scale >= SAFE) & (change + square < float("inf")):
+        r = tl.div_rn(residual, scale).to(tl.float64)
+        residual_64, size_64 = residual.to(tl.float64), size.to(tl.float64)
+    else:
+        residual_64, size_64, r = _measure_in_float64(z, f, rtol, atol)
+    return residual_64, size_64, r
 
 
 @triton.jit
 def _measure_in_float64(z, f, rtol, atol):  # type: ignore[no-untyped-def]
     z, f = z.to(tl.float64), f.to(tl.float64)
-    change, size = tl.sqrt(tl.sum((f - z) * (f - z), 1)), tl.sqrt(tl.sum(f * f, 1))
+    change, size = tl.sqrt(_total((f - z) * (f - z))), tl.sqrt(_total(f * f))
     scale = tl.maximum(size * rtol + atol, change * TINY)
     r = change / tl.maximum(scale, TINY_64)
     return change, size, tl.where(change + size < float("inf"), r, float("inf"))
