@@ -183,7 +183,7 @@ def fused_layers() -> dict[str, Callable[..., nn.Module]]:
 
     def equilibrium(solver: Any, **options: Any) -> nn.Module:
         backward = Implicit(on_failure="ignore")
-        return ERNN(9, 80, cell="self-feedback", solver=solver, backward=backward, **options)
+        return ERNN(9, 80, map="self-feedback", solver=solver, backward=backward, **options)
 
     return {
         "ERNN": lambda **o: ERNN(9, 80, rank=2, **o),
