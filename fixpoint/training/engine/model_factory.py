@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -24,11 +24,13 @@ from fixpoint.models import (
     EquilibriumMap,
     FastGRNN,
     FastRNN,
+    JordanMap,
     LanguageModel,
     LastStateClassifier,
     RecurrentDropout,
     SpectralRNN,
     identity_transition_,
+    scale_recurrence_,
 )
 from fixpoint.solvers import SOLVERS
 from fixpoint.training.recipe.plugins import load_plugin, named
@@ -44,7 +46,7 @@ INITS = ("normal", "identity")
 
 OWN = (
     *("nonlinearity", "cell", "solver", "max_iter", "backward", "rtol", "eta", "bound", "rank"),
-    *("init", "input_gain", "reflections", "capacity"),
+    *("init", "input_gain", "recurrent_gain", "reflections", "capacity"),
 )
 """Options that some layers take and others refuse."""
 
@@ -91,7 +93,7 @@ def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
         cell, of_cell = "jordan", of_cell | {"num_layers": options.num_layers}
     else:
         of_cell = {}
-    return ERNN(
+    layer = ERNN(
         input_size,
         options.hidden,
         cell=cell,
@@ -100,6 +102,14 @@ def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
         batch_first=True,
         **of_cell,
     )
+    if options.recurrent_gain is not None:
+        if options.cell != "jordan":
+            raise ValueError(
+                f"the {options.cell} cell has no recurrent_gain; leave model.recurrent_gain out"
+            )
+        for built in layer.cells():
+            scale_recurrence_(cast(JordanMap, built.cell), options.recurrent_gain)
+    return layer
 
 
 LAYERS: dict[str, Layer] = {
