@@ -137,13 +137,14 @@ def table(lines: list[dict[str, Any]]) -> str:
 def condition_table(records: list[Record]) -> str:
     """Theorem 1's condition in trained ERNNs: a row a data set and K, medians over the seeds.
 
-    Why it fails: no eta satisfies it at that state, or eta is negative.
+    Why it fails: no eta satisfies it at that state, or eta is negative. Steps without
+    self-feedback are left out.
     """
     heads = ("data", "K", "seeds", "holds before", "holds after", "no eta could", "eta < 0")
     rows = [f"| {' | '.join((*heads, 'eta after', 'residual'))} |", "|---" * 9 + "|"]
     groups: dict[tuple[str, int], list[Record]] = {}
     for record in records:
-        if record["contraction"]:
+        if record["contraction"] and record["run"]["rank"] != 0:
             run = record["run"]
             groups.setdefault((run["dataset"], run["max_iter"]), []).append(record)
     for (dataset, K), group in groups.items():
