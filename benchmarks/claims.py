@@ -38,6 +38,7 @@ from fixpoint.data.sources.toy_walks import toy_walks
 from fixpoint.paper.figures import Runs
 from fixpoint.paper.table_runs import differences, paper_recipe
 from fixpoint.paper.tables import TABLES, Row
+from fixpoint.training import load_recipe
 from fixpoint.training.results.aggregate import Column
 from fixpoint.training.results.store import Record, read_records
 
@@ -136,13 +137,14 @@ def table(lines: list[dict[str, Any]]) -> str:
 def condition_table(records: list[Record]) -> str:
     """Theorem 1's condition in trained ERNNs: a row a data set and K, medians over the seeds.
 
-    Why it fails: no eta satisfies it at that state, or eta is negative.
+    Why it fails: no eta satisfies it at that state, or eta is negative. Steps without
+    self-feedback are left out.
     """
     heads = ("data", "K", "seeds", "holds before", "holds after", "no eta could", "eta < 0")
     rows = [f"| {' | '.join((*heads, 'eta after', 'residual'))} |", "|---" * 9 + "|"]
     groups: dict[tuple[str, int], list[Record]] = {}
     for record in records:
-        if record["contraction"]:
+        if record["contraction"] and record["run"]["rank"] != 0:
             run = record["run"]
             groups.setdefault((run["dataset"], run["max_iter"]), []).append(record)
     for (dataset, K), group in groups.items():
@@ -164,14 +166,18 @@ def condition_table(records: list[Record]) -> str:
 def protocol_table(records: list[Record]) -> str:
     """Test accuracy after the last epoch and at best, next to the paper's best: a row a model.
 
-    In place of accuracy perplexity on PTB. A row some of whose runs diverged says so.
+    In place of accuracy perplexity on PTB. A row some of whose runs diverged says so. The hours are
+    those of all its seeds, without the runs that choose a period.
     """
-    heads = ("data", "model", "seeds", "last epoch", "best epoch", "paper", "other than the recipe")
+    heads = ("data", "model", "seeds", "last epoch", "best epoch", "paper", "hours")
+    heads = (*heads, "other than the paper's protocol")
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     found: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         name = paper_row(record["run"]).recipe
         changed = "; ".join(differences(record, paper_recipe(name)))
+        if changed and not differences(record, load_recipe(name)):
+            changed = f"recipe `{name}`"
         found.setdefault((name, changed), []).append(record)
     datasets = [row.dataset for row in PAPER.values()]
     order = sorted(PAPER, key=lambda name: datasets.index(PAPER[name].dataset))
@@ -182,6 +188,8 @@ def protocol_table(records: list[Record]) -> str:
         numbers = [last.text(group), best.text(group), f"{row.value:.2f}"]
         if any(record["loss"] is None for record in group):
             numbers[0] = "diverged"
+        seconds = sum(epoch["seconds"] for record in group for epoch in record["epochs"])
+        numbers.append(f"{seconds / 3600:.2f}")
         cells = (row.dataset, row.algorithm, str(len(group)), *numbers)
         rows.append(f"| {' | '.join(cells)} | {changed or '-'} |")
     return "\n".join(rows)

@@ -70,3 +70,10 @@ def test_the_results_are_those_of_the_committed_runs(key):
         spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
         assert given == f"{mean(values):.2f}{spread}"
     assert int(seeds) == len({record["run"]["seed"] for record in RUNS[key]}) == len(RUNS[key])
+
+
+def test_the_perplexity_is_that_of_the_committed_run():
+    text = (ROOT / "results/paper_protocol/runs.jsonl").read_text(encoding="utf-8")
+    runs = [json.loads(line) for line in text.splitlines()]
+    (run,) = (r for r in runs if r["run"]["dataset"] == "ptb" and r["run"]["model"] == "ernn")
+    assert f"a perplexity of {run['perplexity_last']:.2f} with `ptb-ernn`" in README

@@ -8,7 +8,7 @@ from fixpoint.models.deq.variational_dropout import VariationalDropout
 from fixpoint.models.heads.classifier import LastStateClassifier, model_size_kb, parameter_count
 from fixpoint.models.heads.language_model import LanguageModel
 from fixpoint.models.heads.recurrent_dropout import RecurrentDropout
-from fixpoint.models.initialization import identity_transition_
+from fixpoint.models.initialization import identity_transition_, scale_recurrence_
 from fixpoint.models.maps import (
     MAPS,
     EquilibriumMap,
@@ -75,6 +75,7 @@ __all__ = [
     "model_size_kb",
     "normalize_weights",
     "parameter_count",
+    "scale_recurrence_",
     "scan",
     "scan_reference",
     "supervised_states",

@@ -11,6 +11,7 @@ from fixpoint.models import (
     SelfFeedbackMap,
     bound_spectral_norm,
     identity_transition_,
+    scale_recurrence_,
 )
 
 
@@ -53,3 +54,22 @@ def test_the_input_gain_scales_W_alone():
 def test_other_cells_are_refused():
     with pytest.raises(TypeError, match="of a SelfFeedbackMap or LinearMap; got JordanMap"):
         identity_transition_(JordanMap(3, 4))
+
+
+@pytest.mark.parametrize("rank", [None, 2, 0])
+def test_a_gain_scales_V_and_U_alone(rank):
+    torch.manual_seed(0)
+    cell = JordanMap(3, 4, rank=rank)
+    before = {name: p.detach().clone() for name, p in cell.named_parameters()}
+    assert scale_recurrence_(cell, 0.3) is cell
+    for name, p in cell.named_parameters():
+        factor = 1 if name in ("W", "b") else 0.3
+        torch.testing.assert_close(p, factor * before[name], rtol=0, atol=0)
+        assert p.requires_grad
+
+
+def test_a_gain_is_of_a_jordan_map_and_positive():
+    with pytest.raises(TypeError, match="is for a JordanMap; got SelfFeedbackMap"):
+        scale_recurrence_(SelfFeedbackMap(3, 4), 0.3)
+    with pytest.raises(ValueError, match="gain must be a finite number > 0; got 0"):
+        scale_recurrence_(JordanMap(3, 4), 0)

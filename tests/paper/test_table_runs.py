@@ -108,7 +108,7 @@ def test_the_recipe_of_the_papers_protocol():
         assert paper.training.halve_choices == (10, 20, 30)
         assert (paper.training.rotate, paper.data.normalize) == (0, "column")
         assert paper.model == ours.model
-    assert paper_recipe("ptb-lstm") == load_recipe("ptb-lstm")
+    assert paper_recipe("yelp5-lstm") == load_recipe("yelp5-lstm")
     assert paper_recipe("ptb-ernn").training.optimizer == "sgd"
 
 

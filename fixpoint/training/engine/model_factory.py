@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -24,11 +24,13 @@ from fixpoint.models import (
     EquilibriumMap,
     FastGRNN,
     FastRNN,
+    JordanMap,
     LanguageModel,
     LastStateClassifier,
     RecurrentDropout,
     SpectralRNN,
     identity_transition_,
+    scale_recurrence_,
 )
 from fixpoint.solvers import SOLVERS
 from fixpoint.training.recipe.defaults import fill_defaults
@@ -45,7 +47,7 @@ INITS = ("normal", "identity")
 
 OWN = (
     *("nonlinearity", "map", "solver", "max_iter", "backward", "rtol", "eta", "bound", "rank"),
-    *("init", "input_gain", "reflections", "capacity"),
+    *("init", "input_gain", "recurrent_gain", "reflections", "capacity"),
 )
 """Options that some layers take and others refuse."""
 
@@ -92,7 +94,7 @@ def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
         phi, of_map = "jordan", of_map | {"num_layers": options.num_layers}
     else:
         of_map = {}
-    return ERNN(
+    layer = ERNN(
         input_size,
         options.hidden,
         map=phi,
@@ -101,6 +103,14 @@ def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
         batch_first=True,
         **of_map,
     )
+    if options.recurrent_gain is not None:
+        if options.map != "jordan":
+            raise ValueError(
+                f"the {options.map} map has no recurrent_gain; leave model.recurrent_gain out"
+            )
+        for cell in layer.cells():
+            scale_recurrence_(cast(JordanMap, cell.map), options.recurrent_gain)
+    return layer
 
 
 LAYERS: dict[str, Layer] = {

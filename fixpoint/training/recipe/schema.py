@@ -82,6 +82,11 @@ class Model:
     input_gain: float | None = key(
         None, "factor of W at the start, with init = identity; 1 if not given", low=1e-30
     )
+    recurrent_gain: float | None = key(
+        None,
+        "factor of V and of the factors of U of the jordan cell at the start; 1 if not given",
+        low=1e-30,
+    )
     bound: float | None = key(
         None, "bound on ||U||_2 of the self-feedback and linear maps; 0 leaves U free", low=0
     )

@@ -52,6 +52,7 @@ def test_an_option_is_taken_or_refused(tiny, name, option):
             "bound": 0.5,
             "init": "identity",
             "input_gain": 0.5,
+            "recurrent_gain": 0.5,
             "reflections": 2,
             "capacity": 2,
         },
@@ -65,6 +66,16 @@ def test_an_option_is_taken_or_refused(tiny, name, option):
     if solver:
         given = options(model=name, **{"init": "identity", "solver": solver, option: value})
     make_model(given, tiny)
+
+
+def test_a_gain_scales_the_recurrence_of_every_layer(tiny):
+    models = []
+    for gain in (1.0, 0.5):
+        torch.manual_seed(0)
+        models.append(make_model(options(num_layers=2, recurrent_gain=gain), tiny))
+    for plain, scaled in zip(*(model.layer.cells() for model in models), strict=True):
+        torch.testing.assert_close(scaled.map.V, 0.5 * plain.map.V)
+        torch.testing.assert_close(scaled.map.W, plain.map.W)
 
 
 def test_defaults_of_ernn():
@@ -89,6 +100,7 @@ def test_defaults_of_ernn():
         ({"bound": 0.5}, "jordan map has no bound"),
         ({"init": "identity"}, "jordan map has no init"),
         ({"solver": "picard", "input_gain": 0.1}, "input_gain needs model.init = 'identity'"),
+        ({"solver": "picard", "recurrent_gain": 0.1}, "self-feedback map has no recurrent_gain"),
         ({"solver": "picard", "init": "identiy"}, "unknown init .*did you mean 'identity'"),
         ({"map": "linear", "nonlinearity": "relu"}, "linear map has no nonlinearity"),
         ({"tied": True}, "tied is for language models"),

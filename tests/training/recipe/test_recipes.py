@@ -174,6 +174,16 @@ def test_a_recipe_that_comes_with_the_package(name):
     assert recipe.training.halve_choices == () or recipe.data.validation == 0.2
 
 
+@pytest.mark.parametrize("model", [row.recipe for row in TABLES["table3"]])
+def test_models_of_a_text_are_trained_alike(model):
+    """Also where the paper's protocol leaves the settings open."""
+    for end in ("", "-paper"):
+        recipe, ernn = load_recipe(f"{model}{end}"), load_recipe(f"ptb-ernn{end}")
+        assert (recipe.training, recipe.data) == (ernn.training, ernn.data)
+        for name in ("tied", "word_frequencies", "input_dropout", "output_dropout"):
+            assert getattr(recipe.model, name) == getattr(ernn.model, name)
+
+
 def test_every_row_of_the_paper_has_a_recipe():
     rows = {row.recipe for table in TABLES.values() for row in table}
     plain = {name for name in known_recipes() if not name.endswith("-paper")}
