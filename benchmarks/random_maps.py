@@ -1,7 +1,7 @@
 """Unsolved and falsely solved samples of random maps, a table in Markdown.
 
 phi(z) = tanh(gain W z + b), W and b of each sample normal, with variances 1 / D and 1, in
-float64. Beyond a gain of 1 phi is no contraction; a solution exists, as phi maps a cube
+float64. Beyond a gain of 1 phi is not a contraction; a solution exists, as phi maps a cube
 into itself. A residual of a solution is measured again: "false" counts samples said to have
 converged where it is above the tolerance.
 

@@ -86,7 +86,7 @@ BAD = {
     "updates": (["--solvers", "picard:0"], "NAME or NAME:MAX_ITER .*got 'picard:0', try picard:2"),
     "no solver": (["--solvers", ","], "--solvers is empty"),
     "data set": (["--dataset", "har"], "unknown data set 'har': expected one of har2-sample"),
-    "map": (["--map", "jordon"], "unknown cell 'jordon': expected one of .*'jordan'"),
+    "map": (["--map", "jordon"], "unknown map 'jordon': expected one of .*'jordan'"),
     "backward": (["--backward", "implict"], "unknown backward 'implict': expected one of unrolled"),
     "no backward": (["--backward", ""], "--backward"),
     "learned eta": (

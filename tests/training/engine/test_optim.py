@@ -59,8 +59,8 @@ def test_factors_and_bounded_matrices_have_it_too(tiny, options):
     assert (
         sorted(part for part in parts if "eta" not in part)
         == {
-            2: ["cell.U1", "cell.U2", "cell.V"],
-            0.5: ["cell.V", "cell.parametrizations.U.original"],
+            2: ["map.U1", "map.U2", "map.V"],
+            0.5: ["map.V", "map.parametrizations.U.original"],
             "fastrnn": ["V.left", "V.right"],
         }[options.get("model", options.get("bound", options.get("rank")))]
     )
