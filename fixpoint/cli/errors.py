@@ -21,7 +21,7 @@ def one_message(stopped: str) -> Iterator[None]:
         stopped: printed after Ctrl-C or SIGTERM, with exit status 130 or 143.
     """
     try:
-        with _short_warnings():
+        with _short_warnings(), _as_interruption():
             yield
     except OSError as error:
         fail(str(error) if error.filename else error.strerror or str(error))
@@ -33,6 +33,20 @@ def one_message(stopped: str) -> Iterator[None]:
         number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
         print(stopped, file=sys.stderr)
         raise SystemExit(128 + number) from None
+
+
+@contextmanager
+def _as_interruption() -> Iterator[None]:
+    """Raise the interruption that an error comes from, as of an import that it has cut off."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise cause from None
 
 
 @contextmanager
