@@ -175,11 +175,12 @@ class Course:
             return m
         flags = [x for x in (self.moved, doubts) if x is not None]
         sizes = self.norms.measure(z, fz, atol=self._atol, is_safe=self._is_safe, flags=flags)
-        found = (sizes if sizes.ndim == 2 else sizes[:, :, 0]) > 0
-        if self.moved is not None:
-            self._has_moved = found[2]
-        if doubts is not None:
-            self._guessed = found[-1]
+        if flags:
+            found = (sizes if sizes.ndim == 2 else sizes[:, :, 0]) > 0
+            if self.moved is not None:
+                self._has_moved = found[2]
+            if doubts is not None:
+                self._guessed = found[-1]
         return Measures(sizes[0], sizes[1])
 
     def _begin(self, m: Measures, start: np.ndarray) -> None:
@@ -197,6 +198,10 @@ class Course:
         self._is_safe = bool(np.min(self._atol, initial=np.inf) >= self.norms.safe)
         self._bound = rules.GROWN * scale
 
+    def _scaled(self, m: Measures) -> np.ndarray:
+        """Return residuals in units of the tolerance, of samples near their scale."""
+        return m.residual / (self.norms.rtol * m.size + self._atol)
+
     def _is_quiet(self, k: int, z: Tensor, m: Measures) -> bool:
         """Note an update after which all samples are nearer to their solutions than before and none
         has reached its own, as most are, and tell whether it was one.
@@ -207,7 +212,7 @@ class Course:
             return False  # the solver may have refused the step
         best_r = self._status.best_r if self._quiet is None else self._quiet[1]
         with np.errstate(all="ignore"):
-            r = m.residual / (self.norms.rtol * m.size + self._atol)
+            r = self._scaled(m)
             quiet = (r < best_r) & (r > 1) & (m.size <= self._bound)
             if k % rules.FLOOR_CHECK == 0:
                 quiet &= m.residual > rules.FLOOR * self.rules.eps * m.size
@@ -226,7 +231,7 @@ class Course:
             return None
         checks_floor = k % rules.FLOOR_CHECK == 0
         with np.errstate(all="ignore"):
-            r = m.residual / (self.norms.rtol * m.size + self._atol)
+            r = self._scaled(m)
             near = m.size <= self._bound
             above = m.residual > rules.FLOOR * self.rules.eps * m.size if checks_floor else near
             if r.ndim == 2:
