@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -166,8 +167,8 @@ def _read_table(run: Trained, data: bytes, name: str) -> Windows:
 
 
 def _has_header(data: bytes, name: str, channels: Sequence[str]) -> bool:
-    first = decode(data, name).splitlines()[:1]
-    return bool(first) and all(channel in first[0] for channel in channels)
+    first = re.split(r"[\r\n]", decode(data, name), maxsplit=1)[0]
+    return first != "" and all(channel in first for channel in channels)
 
 
 def _cut_numbers(run: Trained, values: np.ndarray, name: str) -> Windows:
