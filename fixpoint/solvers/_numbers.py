@@ -6,6 +6,7 @@ once gives the same bits for a sample wherever it is evaluated.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ class Arithmetic(NamedTuple):
     where: Callable[[Number, Number, Number], Number]
     sqrt: Callable[[Number], Number]
     zeros_like: Callable[[Number], Number]
+    largest: Callable[[Sequence[Number]], Number]
     all: Callable[[Number], bool]
     """Whether the host has read that a condition holds for all samples."""
 
@@ -34,9 +36,21 @@ class Arithmetic(NamedTuple):
         return self.where(a < b, a, b)
 
 
-FLOATS = Arithmetic(lambda condition, a, b: a if condition else b, math.sqrt, lambda a: 0.0, bool)
-ARRAYS = Arithmetic(np.where, np.sqrt, np.zeros_like, lambda condition: bool(condition.all()))
-TENSORS = Arithmetic(torch.where, torch.sqrt, torch.zeros_like, lambda condition: False)
+def _zero(a: float) -> float:
+    return 0.0
+
+
+def _holds(condition: np.ndarray) -> bool:
+    return bool(condition.all())
+
+
+def _largest(numbers: Sequence[Tensor]) -> Tensor:
+    return functools.reduce(torch.maximum, numbers)
+
+
+FLOATS = Arithmetic(lambda condition, a, b: a if condition else b, math.sqrt, _zero, max, bool)
+ARRAYS = Arithmetic(np.where, np.sqrt, np.zeros_like, np.maximum.reduce, _holds)
+TENSORS = Arithmetic(torch.where, torch.sqrt, torch.zeros_like, _largest, lambda condition: False)
 
 
 Formula = Callable[[Arithmetic, Sequence[Number], Sequence[Any]], Sequence[Number]]
@@ -97,7 +111,9 @@ class Evaluation:
         """Return numbers of each sample as a matrix, (B, n)."""
         if self.kind is TENSORS:
             return torch.stack([x.to(self.dtype) for x in numbers], 1)  # ONNX does not promote
-        return torch.from_numpy(np.array(numbers, dtype=np.float64).reshape(len(numbers), -1)).T
+        if self.kind is FLOATS:
+            return torch.tensor([numbers], dtype=self.dtype)
+        return torch.from_numpy(np.array(numbers)).T
 
 
 def constant(number: Number) -> Number:

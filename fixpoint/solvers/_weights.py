@@ -208,8 +208,10 @@ def _inverse(factors: Factors) -> Tensor:
 
 def inner_products(a: Tensor, others: Sequence[Tensor]) -> Tensor:
     """Return inner products of each sample of a with those of each other, (m, B)."""
+    if len(others) == 1:
+        return torch.linalg.vecdot(a, others[0]).unsqueeze(0)
     traced = torch.compiler.is_compiling()  # a graph must not depend on the size of its batch
-    if not traced and len(others) > 1 and a.numel() <= SMALL:
+    if not traced and a.numel() <= SMALL:
         return torch.linalg.vecdot(torch.stack(list(others)), a)
     return torch.stack([torch.linalg.vecdot(a, b) for b in others])
 

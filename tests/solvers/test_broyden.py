@@ -72,7 +72,7 @@ def test_a_full_memory_keeps_its_last_half(memory):
     with torch.no_grad():
         _, state = solver.run_with_state(lambda z: z @ A + 1, torch.zeros(1, 30).double())
     assert state.filled == memory // 2 + 1
-    s = state.factors.S[:, -1]
+    s = state.factors.joined().S[:, -1]
     Hy = s - s @ A  # -y, as H starts from -I
     assert torch.allclose(state.factors.apply(Hy), s, rtol=1e-8, atol=1e-10)
 

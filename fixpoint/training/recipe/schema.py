@@ -272,7 +272,7 @@ def _check_together(recipe: Recipe) -> None:
         )
     if t.halve_choices and t.schedule != "halve":
         raise ValueError(
-            f"training.halve_choices needs the schedule 'halve'; got {t.schedule!r}: leave it out"
+            f"training.halve_choices needs the schedule 'halve'; got {t.schedule!r}: set it to []"
         )
     if t.halve_choices and t.stop_after is not None:
         raise ValueError(
