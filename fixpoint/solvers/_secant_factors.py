@@ -14,8 +14,8 @@ from fixpoint.solvers._weights import inner_products
 LEAST_PIVOT = 0.1
 """Least |s . q| / |s|^2 of an update, which keeps the approximate Jacobian regular."""
 MOST_PENDING = 16
-"""Factors that are applied one by one on a CPU, before they are joined. The vectors of a batch stay
-in the cache there; a GPU would start three kernels for each."""
+"""Factors that are applied one by one on a CPU, before they are joined: a pair of a batch fits into
+its cache. A GPU would start three kernels for each."""
 
 
 class Factors(NamedTuple):

@@ -4,6 +4,7 @@ import io
 import json
 
 import pytest
+import torch
 from rich.console import Console
 
 from fixpoint.models.rnn.base_cell import RecurrentCell
@@ -27,6 +28,21 @@ def printed(recipe, *, terminal=False):
     with RunProgress(Console(file=text, force_terminal=terminal, width=200), [recipe]):
         pass
     return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("precision", "capabilities", "says"),
+    [
+        ("bf16-mixed", {"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}, True),
+        ("bf16-mixed", {"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": False}, False),
+        ("bf16-mixed", {"architecture": "aarch64"}, False),
+        ("32-true", {"architecture": "x86_64", "avx512_bf16": False}, False),
+    ],
+)
+def test_slow_bfloat16_is_said(precision, capabilities, says, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    recipe = Recipe().changed(model="lstm", precision=precision)
+    assert ("--precision 32-true is faster" in printed(recipe)) == says
 
 
 @pytest.fixture
