@@ -87,7 +87,7 @@ class Course:
                 best_update=np.full_like(before.best_update, age),
                 improved=before.active,
                 restarting=self._none,
-                plain=self._none,
+                plain=self._none if age else before.plain,
             )
         return self._status
 
@@ -206,7 +206,7 @@ class Course:
         """Note an update after which all samples are nearer to their solutions than before and none
         has reached its own, as most are, and tell whether it was one.
         """
-        if not (k and self.all_active and m.residual.ndim == 1 and self.rules.most == np.inf):
+        if not self.all_active or m.residual.ndim == 2 or self.rules.most < np.inf:
             return False
         if self.options.stop_when is not None or self._has_moved is not None:
             return False  # the solver may have refused the step
