@@ -174,7 +174,7 @@ class Course:
             self._begin(m, sizes[2])
             return m
         flags = [x for x in (self.moved, doubts) if x is not None]
-        sizes = self.norms.measure(z, fz, atol=self._atol, is_safe=self._is_safe, flags=flags)
+        sizes = self.norms.measure(z, fz, atol=self._atol, least_atol=self._least_atol, flags=flags)
         if flags:
             found = (sizes if sizes.ndim == 2 else sizes[:, :, 0]) > 0
             if self.moved is not None:
@@ -195,7 +195,7 @@ class Course:
     def _note_scale(self) -> None:
         scale = self.status.scale
         self._atol = rules.tolerance(np, self.rules, scale)
-        self._is_safe = bool(np.min(self._atol, initial=np.inf) >= self.norms.safe)
+        self._least_atol = float(np.min(self._atol, initial=np.inf))
         self._bound = rules.GROWN * scale
 
     def _scaled(self, m: Measures) -> np.ndarray:

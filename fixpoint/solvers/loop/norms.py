@@ -116,7 +116,7 @@ class Norms:
         fz: Tensor,
         *others: Tensor,
         atol: Any = None,
-        is_safe: bool = False,
+        least_atol: float = 0.0,
         flags: Sequence[Tensor] = (),
     ) -> np.ndarray:
         """Return sizes of phi(z) - z, phi(z) and other states, and flags, on the host by one read.
@@ -128,7 +128,7 @@ class Norms:
         Args:
             z, fz, others: (B, D).
             atol: the absolute tolerance in force; the least size that is compared depends on it.
-            is_safe: whether it is nowhere below `safe`.
+            least_atol: the smallest number of it.
             flags: (B,) bool each.
 
         Returns:
@@ -137,7 +137,8 @@ class Norms:
         z, fz = z.detach(), fz.detach()
         states = (fz - z, fz, *others)
         sizes = self._read(states, self.dtype, flags)
-        if is_safe and sizes.max(initial=0.0) < np.inf:
+        least = self.rtol * sizes[1].min(initial=1.0) + least_atol
+        if least >= self.safe and sizes.max(initial=0.0) < np.inf:
             return sizes
         with np.errstate(all="ignore"):
             scale = self.rtol * sizes[1] + (self.atol if atol is None else atol)
