@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from torch.utils._pytree import (
 )
 
 __all__ = [
+    "FakeTensor",
     "TorchDispatchMode",
     "autocast_enabled",
     "batched",
@@ -54,6 +55,7 @@ __all__ = [
     "inside_vmap",
     "is_exporting",
     "is_functorch_wrapped_tensor",
+    "is_ordinary",
     "is_plain",
     "is_recorded",
     "is_symbol",
@@ -405,6 +407,32 @@ def has_values(x: Tensor) -> bool:
 def is_plain(x: Tensor) -> bool:
     """Tell whether x is a tensor or parameter, or a subclass that leaves operations as they are."""
     return type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def is_ordinary(tensors: Iterable[Tensor | None]) -> bool:
+    """Tell whether these are tensors of numbers on the CPU, all float32 or all float64, on which
+    operations act at once: no subclass, and no compiler, tracer, mode, autocast, transform or
+    forward mode.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    dtype = None
+    for v in tensors:
+        if v is None:
+            continue
+        if type(v) not in _PLAIN or not v.is_cpu or v.dtype != (dtype or v.dtype):
+            return False
+        dtype = v.dtype
+    return not (
+        dtype not in (torch.float32, torch.float64)
+        or torch.jit.is_tracing()
+        or torch.is_autocast_enabled("cpu")
+        or peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def flop_registries() -> list[dict[Any, Any]]:

@@ -59,12 +59,14 @@ class Resettable(nn.Module):
 
 def first_parameter(module: nn.Module) -> Tensor:
     """Return a parameter of the module, whose dtype and device stand for all."""
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            return parameter
-    for child in module._modules.values():
-        if child is not None and (child._parameters or child._modules):
-            return first_parameter(child)
+    todo: list[nn.Module | None] = [module]
+    while todo:
+        at = todo.pop()
+        if at is not None:
+            for parameter in at._parameters.values():
+                if parameter is not None:
+                    return parameter
+            todo += list(at._modules.values())[::-1]
     raise ValueError(f"{type(module).__name__} has no parameters")
 
 

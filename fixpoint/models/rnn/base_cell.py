@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import autocast_enabled, carries_tangents, is_exporting, is_symbol
+from fixpoint._torch import autocast_enabled, carries_tangents, is_exporting
 from fixpoint._torch import scan as scan_in_graph
 from fixpoint._validation import at_least, boolean
 from fixpoint.models._parameters import Resettable, Start, first_parameter
@@ -107,6 +107,8 @@ class RecurrentCell(OptionsMixin, Resettable):
         torch.Size([4, 8])
     """
 
+    timesteps: int | None = None
+
     def __init__(
         self,
         input_size: int,
@@ -135,10 +137,6 @@ class RecurrentCell(OptionsMixin, Resettable):
         else:
             self.register_parameter(name, None)
 
-    @property
-    def timesteps(self) -> int | None:
-        return None
-
     def states(self, x: Tensor, h0: Tensor, *, last_only: bool) -> Tensor:
         """Return h_1 .. h_T, (T, B, n), or h_T, (B, n), for finite x, (T, B, d), and h0, (B, n).
 
@@ -146,13 +144,15 @@ class RecurrentCell(OptionsMixin, Resettable):
         """
         raise NotImplementedError
 
-    def plan(self) -> CallPlan:
-        """Return how states are computed on the device of the parameters, in this grad mode."""
-        like = first_parameter(self)
-        key = like.device, torch.is_grad_enabled()
+    def plan(self, device: torch.device | None = None) -> CallPlan:
+        """Return how states are computed in this grad mode on a device, by default that of the
+        parameters.
+        """
+        device = first_parameter(self).device if device is None else device
+        key = device, torch.is_grad_enabled()
         plan = self._plans.get(key)
         if plan is None:
-            plan = self.make_plan(like.device)
+            plan = self.make_plan(device)
             if not torch.compiler.is_compiling():
                 self._plans[key] = plan
         return plan
@@ -182,31 +182,33 @@ class RecurrentCell(OptionsMixin, Resettable):
 
     def sequence(self, x: Tensor, h0: Tensor, span: Span = Span()) -> Tensor:  # noqa: B008
         """Return h_1 .. h_T, (T, B, n), or h_T, (B, n), for x, (T, B, d), and h0, (B, n)."""
-        dtype, good = h0.dtype, None
+        dtype = h0.dtype
         if autocast_enabled(x.device.type):
             own = first_parameter(self).dtype
             x, h0 = x.to(own), h0.to(own)
         x, h0, good = mask_nonfinite(x, h0)
-        h = self._states_in_time(x, h0, span)
+        if is_exporting() and isinstance(x.shape[0], torch.SymInt):
+            h = self._states_of_any_length(x, h0, span)
+        else:
+            h = None if self.time == "sequential" else self._states_at_once(x, h0, span)
+            if h is None:
+                at = {} if self.timesteps is None else {"start": span.start}
+                h = self.states(x, h0, last_only=span.last_only, **at)
         if h.dtype != dtype:
             h = h.to(dtype)
         if good is None:
             return h
         return torch.where((good[-1] if span.last_only else good).unsqueeze(-1), h, torch.nan)
 
-    def _states_in_time(self, x: Tensor, h0: Tensor, span: Span) -> Tensor:
-        """Return `states`, for all time steps at once where `time` says so."""
-        if is_symbol(x.shape[0]):
-            return self._states_of_any_length(x, h0, span)
-        form = None
-        if self.time != "sequential" and len(x) > 1:
-            with without_autocast(x.device.type):
-                form = self._parallel_form_to_take(x, h0)
-                if form is not None:
-                    states, solution = solve_states(form, h0)
-        if form is None:
-            own = {} if self.timesteps is None else {"start": span.start}
-            return self.states(x, h0, last_only=span.last_only, **own)
+    def _states_at_once(self, x: Tensor, h0: Tensor, span: Span) -> Tensor | None:
+        """Return `states`, solved for all time steps at once, or None where they are not to be."""
+        if len(x) == 1:
+            return None
+        with without_autocast(x.device.type):
+            form = self._parallel_form_to_take(x, h0)
+            if form is None:
+                return None
+            states, solution = solve_states(form, h0)
         self.time_solution = solution
         if self.time == "parallel" and not self._warned_of_fallback:
             self._warned_of_fallback = warn_of_fallback(solution, type(self).__name__)
@@ -263,14 +265,13 @@ class RecurrentCell(OptionsMixin, Resettable):
                 "whole sequences use the layer"
             )
         shape = (*x.shape[:-1], n)
-        if not autocast_enabled(x.device.type):
-            dtype = first_parameter(self).dtype
-            for name, v in (("x", x), ("hx", hx)):
-                if v is not None and v.dtype != dtype:
-                    raise TypeError(
-                        f"{name} must have the dtype of the cell, {dtype}; got {v.dtype}: convert "
-                        f"{name} by {name}.to(...), or the cell by cell.to(...)"
-                    )
+        dtype = first_parameter(self).dtype
+        for name, v in (("x", x), ("hx", hx)):
+            if v is not None and v.dtype != dtype and not autocast_enabled(x.device.type):
+                raise TypeError(
+                    f"{name} must have the dtype of the cell, {dtype}; got {v.dtype}: convert "
+                    f"{name} by {name}.to(...), or the cell by cell.to(...)"
+                )
         if hx is not None and hx.shape != shape:
             raise ValueError(f"hx must be {shape} for x of {tuple(x.shape)}; got {tuple(hx.shape)}")
         rows = x.reshape(-1, d)
@@ -333,39 +334,42 @@ class FusedCell(RecurrentCell):
         return make_plan(self.operation.name, None, self.hidden_size, device)
 
     def states(self, x: Tensor, h0: Tensor, *, last_only: bool, start: int = 0) -> Tensor:
-        if self.implementation == "reference":
-            return self.plain_states(x, h0, last_only=last_only, start=start)
-        reason = self.plan().reason
-        if reason is None:
-            reason, h = self._fused(x, h0, last_only, start)
-            if h is not None:
-                return h
-        if self.implementation == "fused":
-            raise ValueError(not_fused(reason))
+        if self.implementation != "reference":
+            plan = self.plan(x.device)
+            reason = plan.reason
+            if reason is None:
+                reason, h = self._fused(plan, x, h0, last_only, start)
+                if h is not None:
+                    return h
+            if self.implementation == "fused":
+                raise ValueError(not_fused(reason))
         return self.plain_states(x, h0, last_only=last_only, start=start)
 
     def _fused(
-        self, x: Tensor, h0: Tensor, last_only: bool, start: int
+        self,
+        plan: CallPlan,
+        x: Tensor,
+        h0: Tensor,
+        last_only: bool,
+        start: int,
+        lower: torch.dtype | None = None,
     ) -> tuple[str | None, Tensor | None]:
-        """Return either the reason against the fused path, or the states."""
+        """Return either the reason against the fused path, or the states.
+
+        lower: the dtype of products under autocast, which is off here.
+        """
         device = x.device.type
         if autocast_enabled(device):
             lower = dtype_of_products(device)
             with without_autocast(device):
-                return self._operate(x, h0, last_only, start, lower)
-        return self._operate(x, h0, last_only, start, None)
-
-    def _operate(
-        self, x: Tensor, h0: Tensor, last_only: bool, start: int, lower: torch.dtype | None
-    ) -> tuple[str | None, Tensor | None]:
-        inputs = self.inputs(x, h0, self.recurrence(len(x), start))
+                return self._fused(plan, x, h0, last_only, start, lower)
+        inputs = self.inputs(x, h0, self.recurrence(x.shape[0], start))
         if lower is not None:  # a and b are not: 0.99 is 0.988 in bfloat16
             cast = {k: v.to(lower) for k, v in inputs._asdict().items() if v is not None}
             inputs = inputs._replace(**{k: v for k, v in cast.items() if k not in ("a", "b")})
-        if reason := self.operation.reason_against(inputs):
-            return reason, None
         options = Options(self.nonlinearity, last_only, self.recompute)
-        return None, self.operation.run(inputs, options)[0]
+        reason, outputs = self.operation.run(inputs, options)
+        return reason, outputs[0] if reason is None else None
 
     def plain_states(self, x: Tensor, h0: Tensor, *, last_only: bool, start: int = 0) -> Tensor:
         """Return `states` by plain operations, the reference."""
@@ -418,7 +422,7 @@ class LeakyCell(FusedCell):
 
     def inputs(self, x: Tensor, h0: Tensor, weights: Leaky) -> LeakyInputs:
         A, W, bias, a, b = weights
-        T, K = len(x), max(a.shape[-1] if a.dim() else 1, b.shape[-1] if b.dim() else 1)
+        T, K = x.shape[0], max(a.shape[-1] if a.dim() else 1, b.shape[-1] if b.dim() else 1)
         return LeakyInputs(x, W, bias, A, a.expand(T, K), b.expand(T, K), h0)
 
     def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:

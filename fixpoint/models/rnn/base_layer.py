@@ -149,7 +149,7 @@ class Recurrent(Stack, OptionsMixin, nn.Module):
         *,
         last_only: bool = False,
     ) -> tuple[Any, Any]:
-        states, first = self._start_of(hx)
+        states, first = (None, 0) if hx is None else self._start_of(hx)
         if first and isinstance(x, PackedSequence):
             self._check_lengths(x)
         output, (h_n,) = self._run(x, states, first, last_only)
@@ -168,10 +168,8 @@ class Recurrent(Stack, OptionsMixin, nn.Module):
         output: Tensor = self(x, hx, last_only=True)[0]
         return output
 
-    def _start_of(self, hx: Tensor | StreamState | None) -> tuple[States | None, int]:
+    def _start_of(self, hx: Tensor | StreamState) -> tuple[States, int]:
         """Return the first states and the time index of the first step."""
-        if hx is None:
-            return None, 0
         if isinstance(hx, StreamState):
             if self.bidirectional:
                 raise ValueError(NO_STREAM)
@@ -233,9 +231,9 @@ class Recurrent(Stack, OptionsMixin, nn.Module):
         if self.bidirectional:
             raise ValueError(NO_STREAM)
         t, hx = (0, None) if state is None else (state.t, state.hx)
-        own = self.cells()[0].timesteps is not None
-        states = []
-        for layer, cell in enumerate(self.cells()):
+        cells, states = self.cells(), []
+        own = cells[0].timesteps is not None
+        for layer, cell in enumerate(cells):
             h = None if hx is None else hx[layer]
             x = cell(x, h, t=t) if own else cell(x, h)
             states.append(x)

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from fixpoint._torch import (
-    autocast_enabled,
     has_values,
-    inside_dispatch_mode,
     is_exporting,
+    is_ordinary,
     outside_graph,
 )
 from fixpoint.backward import Backward, Implicit
@@ -17,12 +16,13 @@ from fixpoint.fixed_point import FixedPoint
 from fixpoint.models._parameters import first_parameter
 from fixpoint.models.maps import EquilibriumMap, ManifoldMap, SelfFeedback
 from fixpoint.models.ops.common.activations import ACTIVATIONS
-from fixpoint.models.ops.common.dispatch import needs_a_closer_look, without_autocast
+from fixpoint.models.ops.common.dispatch import without_autocast
+from fixpoint.models.ops.common.plan import CallPlan
 from fixpoint.models.ops.equilibrium.arguments import MAX_SIZE_ON_CUDA, Inputs, Method
 from fixpoint.models.ops.equilibrium.autograd import run_equilibrium_scan, unsupported
 from fixpoint.models.ops.equilibrium.results import as_solution
 from fixpoint.models.ops.equilibrium.settings import unsupported_method
-from fixpoint.models.rnn.scan import Trajectory, mask_nonfinite, mask_trajectory
+from fixpoint.models.rnn.scan import Trajectory, mask_trajectory
 
 
 def why_not_fused(phi: EquilibriumMap, fixed_point: FixedPoint) -> str | None:
@@ -49,43 +49,46 @@ def method_of(phi: EquilibriumMap, fixed_point: FixedPoint, device: torch.device
 
 
 def fused_trajectory(
-    phi: EquilibriumMap, fixed_point: FixedPoint, method: Method, x: Tensor, h0: Tensor
+    plan: CallPlan,
+    phi: EquilibriumMap,
+    fixed_point: FixedPoint,
+    x: Tensor,
+    h0: Tensor,
+    start: int,
+    good: Tensor | None = None,
 ) -> tuple[str | None, Trajectory | None]:
     """Return either the reason against the fused path for these tensors, or the same as `scan`.
 
-    torch.compile leaves it out of its graph as a whole, not each time step's solve.
+    x and h0 are finite; good: which states are, of `mask_nonfinite`. torch.compile leaves it out of
+    its graph as a whole, not each time step's solve.
     """
-    whole = fixed_point.solver.has_tolerance or not fixed_point.compiles
-    if whole and torch.compiler.is_compiling() and not is_exporting():
-        return outside_graph(_fused_trajectory, phi, fixed_point, method, x, h0)
-    return _fused_trajectory(phi, fixed_point, method, x, h0)
+    given = phi, fixed_point, plan.method._replace(start=start), x, h0, good
+    run = _manifold_trajectory if plan.path == "manifold" else _self_feedback_trajectory
+    leaves = fixed_point.solver.has_tolerance or not fixed_point.compiles
+    if leaves and torch.compiler.is_compiling() and not is_exporting():
+        return outside_graph(run, *given)
+    return run(*given)
 
 
-def _fused_trajectory(
-    phi: EquilibriumMap, fixed_point: FixedPoint, method: Method, x: Tensor, h0: Tensor
+def _self_feedback_trajectory(
+    phi: EquilibriumMap,
+    fixed_point: FixedPoint,
+    method: Method,
+    x: Tensor,
+    h0: Tensor,
+    good: Tensor | None,
 ) -> tuple[str | None, Trajectory | None]:
-    if is_manifold(phi):
-        return None, phi(read=lambda own: _manifold_trajectory(own, fixed_point, x, h0))
     weights: SelfFeedback = phi(read=lambda own: own.as_self_feedback())
-    if autocast_enabled(x.device.type):
-        with without_autocast(x.device.type):
-            return _run(weights, fixed_point, method, x, h0)
-    return _run(weights, fixed_point, method, x, h0)
-
-
-def _run(
-    weights: SelfFeedback, fixed_point: FixedPoint, method: Method, x: Tensor, h0: Tensor
-) -> tuple[str | None, Trajectory | None]:
-    if not has_values(x):
-        return "when a solve ends depends on values, and x has none", None
-    x, h0, good = mask_nonfinite(x, h0)
     inputs = Inputs(x, weights.W, weights.b, weights.U, weights.V, h0)
-    closer = not x.is_cpu or needs_a_closer_look(x.dtype, inputs) or inside_dispatch_mode()
-    if closer and (reason := unsupported(activation=method.activation, **inputs._asdict())):
-        return reason, None
-    output, end = run_equilibrium_scan(inputs, method)
-    solution = as_solution(output, end)
-    fixed_point.non_convergence.check(solution)
+    with without_autocast(x.device.type):
+        if not is_ordinary(inputs):
+            if not has_values(x):
+                return "when a solve ends depends on values, and x has none", None
+            if reason := unsupported(activation=method.activation, **inputs._asdict()):
+                return reason, None
+        output, end = run_equilibrium_scan(inputs, method)
+        solution = as_solution(output, end)
+        fixed_point.non_convergence.check(solution)
     return None, mask_trajectory(output, good, *end[:3], solution.evaluations)
 
 
@@ -105,10 +108,20 @@ def is_manifold(phi: EquilibriumMap) -> bool:
 
 
 def _manifold_trajectory(
-    phi: ManifoldMap, fixed_point: FixedPoint, x: Tensor, h0: Tensor
+    phi: EquilibriumMap,
+    fixed_point: FixedPoint,
+    method: Method,
+    x: Tensor,
+    h0: Tensor,
+    good: Tensor | None,
+) -> tuple[None, Trajectory]:
+    return None, phi(read=lambda own: _read_manifold_trajectory(own, fixed_point, x, h0, good))
+
+
+def _read_manifold_trajectory(
+    phi: ManifoldMap, fixed_point: FixedPoint, x: Tensor, h0: Tensor, good: Tensor | None
 ) -> Trajectory:
     """Return s_t = h_t + h_{t-1} of all time steps as one batch of equilibria, h_t as their sum."""
-    x, h0, good = mask_nonfinite(x, h0)
     u, sigma = phi.input_projection(x), ACTIVATIONS[phi.nonlinearity]
     rows, U = u.flatten(0, 1), phi.U
     solution = fixed_point(

@@ -27,7 +27,7 @@ from fixpoint.models.rnn.equilibrium import (
     why_not_fused,
 )
 from fixpoint.models.rnn.parallel import ParallelForm
-from fixpoint.models.rnn.scan import Trajectory, check_compatible, scan
+from fixpoint.models.rnn.scan import Trajectory, check_compatible, mask_nonfinite, scan
 from fixpoint.sequence import LeakyJacobian
 from fixpoint.sequence.jacobians import MAX_DENSE
 from fixpoint.solvers import InexactNewton, IterativeSolver, Picard, Solver, make_solver
@@ -134,7 +134,7 @@ class ERNNCell(LeakyCell):
         )
         self.map: EquilibriumMap = phi
         self.fixed_point: FixedPoint = _placed(fixed_point, where)
-        self._planned: tuple[Any, ...] = ()
+        self._planned: tuple[object, object, object] = (None, None, None)
         reason = self._why_not_leaky() if recompute else self.no_fused_path()
         if (recompute or implementation == "fused") and reason:
             raise ValueError(not_fused(reason))
@@ -187,19 +187,19 @@ class ERNNCell(LeakyCell):
             reset()
 
     @property
-    def timesteps(self) -> int | None:
+    def timesteps(self) -> int | None:  # type: ignore[override]
         """T where the solver has steps of their own at each time index."""
         return getattr(self.fixed_point.solver, "timesteps", None)
 
-    def plan(self) -> CallPlan:
-        fixed_point = self.fixed_point
+    def plan(self, device: torch.device | None = None) -> CallPlan:
         if torch.compiler.is_compiling():
-            return self.make_plan(first_parameter(self).device)
-        now = fixed_point.solver, fixed_point.backward, torch.is_grad_enabled()
-        if not self._planned or any(a is not b for a, b in zip(now, self._planned, strict=True)):
-            self._plans.clear()  # another solver or backward was set
-            self._planned = now
-        return super().plan()
+            return self.make_plan(first_parameter(self).device if device is None else device)
+        fixed_point, (phi, solver, backward) = self.fixed_point, self._planned
+        same = phi is self.map and solver is fixed_point.solver and backward is fixed_point.backward
+        if not same:  # another one was set
+            self._plans = {}
+            self._planned = self.map, fixed_point.solver, fixed_point.backward
+        return super().plan(device)
 
     def make_plan(self, device: torch.device) -> CallPlan:
         leaky, equilibrium = self._why_not_leaky(), self._why_not_equilibrium()
@@ -231,24 +231,28 @@ class ERNNCell(LeakyCell):
         return Leaky(A, W, b, 1 - eta, eta)
 
     def _fused(
-        self, x: Tensor, h0: Tensor, last_only: bool, start: int
+        self,
+        plan: CallPlan,
+        x: Tensor,
+        h0: Tensor,
+        last_only: bool,
+        start: int,
+        lower: torch.dtype | None = None,
     ) -> tuple[str | None, Tensor | None]:
-        plan = self.plan()
         if plan.method is None:
-            return super()._fused(x, h0, last_only, start)
-        method = plan.method._replace(start=start) if start else plan.method
-        reason, path = fused_trajectory(self.map, self.fixed_point, method, x, h0)
+            return super()._fused(plan, x, h0, last_only, start, lower)
+        reason, path = fused_trajectory(plan, self.map, self.fixed_point, x, h0, start)
         if path is None:
             return reason, None
         return None, path.h_n if last_only else path.output
 
     def trajectory(self, x: Tensor, h0: Tensor | None = None, *, start: int = 0) -> Trajectory:
         """Return all states of x, (T, B, d), and how each was solved; see `scan`."""
-        plan = self.plan()
+        plan = self.plan(x.device)
         if self.implementation != "reference" and plan.method is not None:
             h = x.new_zeros(x.shape[1], self.hidden_size) if h0 is None else h0
-            method = plan.method._replace(start=start)
-            path = fused_trajectory(self.map, self.fixed_point, method, x, h)[1]
+            finite, h, good = mask_nonfinite(x, h)
+            path = fused_trajectory(plan, self.map, self.fixed_point, finite, h, start, good)[1]
             if path is not None:
                 return path
         return scan(self.map, self.fixed_point, x, h0, start=start)
@@ -262,14 +266,14 @@ class ERNNCell(LeakyCell):
         return path.h_n if last_only else path.output
 
     def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
-        plan, solver = self.plan(), self.fixed_point.solver
+        plan, solver = self.plan(x.device), self.fixed_point.solver
         if plan.path != "leaky" or not isinstance(solver, InexactNewton):
             if isinstance(solver, InexactNewton):
                 solver.steps(t)  # which says that it needs its time index
             return RecurrentCell.single_step(self, x, h, t)
-        past = h
+        past, phi = h, self.map
         for eta in solver.steps(t).unbind():
-            h = torch.lerp(h, self.map(h, past, x), eta)
+            h = torch.lerp(h, phi(h, past, x), eta)
         return h
 
 
@@ -319,12 +323,14 @@ class ERNN(Recurrent):
             )
         if isinstance(x, PackedSequence):
             raise TypeError("trajectory takes a tensor; unpack x by pad_packed_sequence")
-        start, first = self._start_of(hx)
-        time_first, states = self._time_first(x, start)
+        given, first = (None, 0) if hx is None else self._start_of(hx)
+        time_first, states = self._time_first(x, given, batch_first=self.batch_first)
         h0 = None if states is None else states[0][0]
         path = self._first.trajectory(time_first, h0, start=first)
-        h_n = path.h_n if x.dim() == 2 else path.h_n.unsqueeze(0)
-        return path._replace(output=self._as_given(x, path.output), h_n=h_n)
+        if x.dim() == 2:
+            return path._replace(output=path.output.squeeze(1))
+        output = path.output.transpose(0, 1) if self.batch_first else path.output
+        return path._replace(output=output, h_n=path.h_n.unsqueeze(0))
 
     def grow_steps(self, timesteps: int) -> None:
         """Give eta this many time steps: new ones have the value of the last, further ones go.

@@ -71,8 +71,9 @@ class FastGRNNCell(GatedCell):
 
     def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
         gate = candidate = torch.addmm(linear(x, self.W()), h, self.V().mT)
-        if self.b_z is not None and self.b_h is not None:
-            gate, candidate = gate + self.b_z, candidate + self.b_h
+        b_z, b_h = self.b_z, self.b_h
+        if b_z is not None and b_h is not None:
+            gate, candidate = gate + b_z, candidate + b_h
         z, c = gate.sigmoid(), ACTIVATIONS[self.nonlinearity](candidate)
         p, q = self.zeta.sigmoid(), self.nu.sigmoid()
         return torch.addcmul(z * h, torch.addcmul(p + q, p, z, value=-1), c)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fixpoint._torch import has_values, is_functorch_wrapped_tensor
+from fixpoint._torch import FakeTensor, is_functorch_wrapped_tensor
 from fixpoint.backward import Unrolled
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.models.maps import EquilibriumMap
@@ -146,7 +146,9 @@ def all_finite(x: Tensor, h0: Tensor) -> bool:
     """Tell whether x and h0 are certainly finite, where that can be asked without a device sync."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.device.type != "cpu":
         return False
-    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(h0) or not has_values(x):
+    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(h0):
+        return False
+    if isinstance(x, FakeTensor):
         return False
     return math.isfinite(x.detach().sum().item() + h0.detach().sum().item())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class Stack:
     dropout: float
     bidirectional: bool
     training: bool
+    tensors_of_state: ClassVar[int] = 1
+    """1 for h; 2 for h and c, as in an LSTM."""
 
     def _direction(
         self, layer: int, reverse: bool, x: Tensor, start: States, span: Span
@@ -45,36 +47,60 @@ class Stack:
     def _time_axis(self, x: Tensor) -> int:
         return 1 if self.batch_first and x.dim() == 3 else 0
 
-    def _time_first(self, x: Tensor, hx: States | None) -> tuple[Tensor, States | None]:
+    def _time_first(
+        self, x: Tensor, hx: States | None, *, batch_first: bool
+    ) -> tuple[Tensor, States | None]:
         """Return x as (T, B, d) and states as (D L, B, n), after a check."""
-        self._check(x, hx, batch_first=self.batch_first)
+        layout = "(B, T, d)" if batch_first else "(T, B, d)"
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"x must be a tensor {layout}; got {type(x).__name__}: torch.as_tensor(x) makes one"
+            )
+        if x.dim() not in (2, 3):
+            raise ValueError(f"x must be {layout}, or (T, d) unbatched; got {tuple(x.shape)}")
+        if x.shape[-1] != self.input_size:
+            raise ValueError(
+                f"x must have input_size={self.input_size} features last; got {tuple(x.shape)}: "
+                f"transpose x to {layout}, or build the layer with input_size={x.shape[-1]}"
+            )
+        time = 1 if batch_first and x.dim() == 3 else 0
+        if x.shape[time] == 0:
+            raise ValueError(f"x must have at least one time step; got {tuple(x.shape)}")
+        dtype = first_parameter(self).dtype  # type: ignore[arg-type]
+        if x.dtype != dtype and not autocast_enabled(x.device.type):
+            raise TypeError(
+                f"x must have the dtype of the layer, {dtype}; got {x.dtype}: convert x by "
+                "x.to(...), or the layer by layer.to(...)"
+            )
+        for h in hx or ():
+            batch = () if x.dim() == 2 else (x.shape[1 - time],)
+            expected = (self.num_layers * self._directions, *batch, self.hidden_size)
+            if tuple(h.shape) != expected:
+                raise ValueError(f"hx must be {expected}; got {tuple(h.shape)}")
+            if h.dtype != x.dtype and not autocast_enabled(x.device.type):
+                raise TypeError(
+                    f"hx must have the dtype of x, {x.dtype}; got {h.dtype}: convert it"
+                )
         if x.dim() == 2:
             return x.unsqueeze(1), hx and tuple([h.unsqueeze(1) for h in hx])
-        return x.transpose(0, 1) if self.batch_first else x, hx
-
-    def _as_given(self, x: Tensor, output: Tensor) -> Tensor:
-        """Return the output, (T, B, D n), in the layout of x."""
-        if x.dim() == 2:
-            return output.squeeze(1)
-        return output.transpose(0, 1) if self.batch_first else output
+        return x.transpose(0, 1) if batch_first else x, hx
 
     def _run(self, x: Any, hx: States | None, first: int, last_only: bool) -> tuple[Any, States]:
         """Return the output and last states in the layout of x, from time index `first` on."""
         if isinstance(x, PackedSequence):
             return self._run_packed(x, hx, first, last_only)
-        output, last = self._layers(*self._time_first(x, hx), Span(first, last_only))
+        x_, hx_ = self._time_first(x, hx, batch_first=self.batch_first)
+        output, last = self._layers(x_, hx_, Span(first, last_only))
         if x.dim() == 2:
-            last = tuple([h.squeeze(1) for h in last])
-        if last_only:
-            return output.squeeze(0) if x.dim() == 2 else output, last
-        return self._as_given(x, output), last
+            return output.squeeze(-2), tuple([h.squeeze(1) for h in last])
+        return output.transpose(0, 1) if self.batch_first and not last_only else output, last
 
     def _run_packed(
         self, x: PackedSequence, hx: States | None, first: int, last_only: bool
     ) -> tuple[Any, States]:
         in_order = x._replace(sorted_indices=None, unsorted_indices=None)
         padded, lengths = pad_packed_sequence(in_order)
-        self._check(padded, hx, batch_first=False)
+        self._time_first(padded, hx, batch_first=False)
         if hx is not None and x.sorted_indices is not None:
             hx = tuple([h.index_select(1, x.sorted_indices) for h in hx])
         ends = lengths.to(padded.device)
@@ -96,6 +122,7 @@ class Stack:
         With last_only the output is that of the last step, (B, D n).
         """
         T, B, _ = x.shape
+        zeros = (x.new_zeros(B, self.hidden_size),) * self.tensors_of_state if hx is None else ()
         backwards = None if lengths is None else _backwards(T, lengths)
         last: list[States] = []
         for layer in range(self.num_layers):
@@ -103,8 +130,9 @@ class Stack:
             no_output = span.last_only and top and not self.bidirectional
             here = span if no_output or not span.last_only else span._replace(last_only=False)
             outputs = []
-            for reverse in (False, True)[: self._directions]:
-                start = self._first_states(x, B, hx, len(last))
+            for reverse in (False, True) if self.bidirectional else (False,):
+                place = len(last)
+                start = zeros if hx is None else tuple([h[place] for h in hx])
                 seen = _reverse(x, backwards) if reverse else x
                 states, others = self._direction(layer, reverse, seen, start, here)
                 if lengths is not None:
@@ -116,46 +144,7 @@ class Stack:
             if self.dropout and not top:
                 x = F.dropout(x, self.dropout, self.training)
         output = x[-1] if span.last_only and not no_output else x
-        return output, tuple([torch.stack(each) for each in zip(*last, strict=True)])
-
-    def _first_states(self, x: Tensor, B: int, hx: States | None, place: int) -> States:
-        """Return the first states of one layer in one direction, (B, n) each."""
-        if hx is None:
-            return (x.new_zeros(B, self.hidden_size),)
-        return tuple([h[place] for h in hx])
-
-    def _check(self, x: Tensor, hx: States | None, *, batch_first: bool) -> None:
-        layout = "(B, T, d)" if batch_first else "(T, B, d)"
-        if not isinstance(x, Tensor):
-            raise TypeError(
-                f"x must be a tensor {layout}; got {type(x).__name__}: torch.as_tensor(x) makes one"
-            )
-        if x.dim() not in (2, 3):
-            raise ValueError(f"x must be {layout}, or (T, d) unbatched; got {tuple(x.shape)}")
-        if x.shape[-1] != self.input_size:
-            raise ValueError(
-                f"x must have input_size={self.input_size} features last; got {tuple(x.shape)}: "
-                f"transpose x to {layout}, or build the layer with input_size={x.shape[-1]}"
-            )
-        time = 1 if batch_first and x.dim() == 3 else 0
-        if x.shape[time] == 0:
-            raise ValueError(f"x must have at least one time step; got {tuple(x.shape)}")
-        autocast = autocast_enabled(x.device.type)
-        dtype = first_parameter(self).dtype  # type: ignore[arg-type]
-        if x.dtype != dtype and not autocast:
-            raise TypeError(
-                f"x must have the dtype of the layer, {dtype}; got {x.dtype}: convert x by "
-                "x.to(...), or the layer by layer.to(...)"
-            )
-        for h in hx or ():
-            batch = () if x.dim() == 2 else (x.shape[1 - time],)
-            expected = (self.num_layers * self._directions, *batch, self.hidden_size)
-            if tuple(h.shape) != expected:
-                raise ValueError(f"hx must be {expected}; got {tuple(h.shape)}")
-            if h.dtype != x.dtype and not autocast:
-                raise TypeError(
-                    f"hx must have the dtype of x, {x.dtype}; got {h.dtype}: convert it"
-                )
+        return output, tuple(map(torch.stack, zip(*last, strict=True)))
 
 
 def _backwards(T: int, lengths: Tensor) -> Tensor:

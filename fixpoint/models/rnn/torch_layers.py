@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import is_exporting, is_symbol, scan
+from fixpoint._torch import is_exporting, is_ordinary, is_symbol, scan
 from fixpoint._validation import boolean
 from fixpoint.models.ops.common.plan import CallPlan, make_plan
 from fixpoint.models.ops.recurrence import gru, lstm
@@ -71,7 +71,10 @@ class _Fused(Stack):
         x, *states = given
         weights = dict(layer.named_parameters())
         named = {f"hx[{i}]": h for i, h in enumerate(states)}
-        return self.operation.why_not_tensors(x, {"x": x, **named, **weights})
+        tensors = {"x": x, **named, **weights}
+        if is_ordinary(tensors.values()):
+            return None
+        return self.operation.unsupported(**tensors, activation="identity")
 
     def _weights(self, name: str) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         layer: Any = self
@@ -104,7 +107,7 @@ class _Fused(Stack):
         x, first, good = mask_nonfinite(x, start[0])
         inputs = self.operation.inputs(x, W, bias, V, first, *start[1:])
         options = Options("tanh", span.last_only, False, span.others)
-        states, *others = self.operation.run(inputs, options)
+        states, *others = self.operation(inputs, options)
         if good is not None:
             states = torch.where(
                 (good[-1] if span.last_only else good).unsqueeze(-1), states, torch.nan
@@ -193,6 +196,7 @@ class LSTM(_Fused, nn.LSTM):
     """
 
     operation = lstm.LSTM
+    tensors_of_state = 2
 
     def __init__(
         self,
@@ -228,7 +232,3 @@ class LSTM(_Fused, nn.LSTM):
 
     def _step(self, x: Tensor, states: States, *weights: Any) -> States:
         return torch.lstm_cell(x, states, *weights)
-
-    def _first_states(self, x: Tensor, B: int, hx: States | None, place: int) -> States:
-        h = super()._first_states(x, B, hx, place)
-        return h if hx is not None else (*h, *h)

@@ -13,6 +13,15 @@ from fixpoint._torch import batched, unbatched
 Gradients = Iterable[Tensor | None]
 
 
+def asks_for_gradients(tensors: Iterable[Tensor | None]) -> bool:
+    """Tell whether a gradient of any of these may be asked for."""
+    if torch.is_grad_enabled():
+        for v in tensors:
+            if v is not None and v.requires_grad:
+                return True
+    return False
+
+
 def of_each_instance(
     gradients: Callable[..., Gradients], grads: Sequence[Tensor]
 ) -> list[Tensor | None]:

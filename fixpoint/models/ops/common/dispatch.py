@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,7 +18,6 @@ from fixpoint._torch import (
     constant_in_graphs,
     has_values,
     inside_dispatch_mode,
-    inside_forward_mode,
     inside_transform,
     is_exporting,
     is_functorch_wrapped_tensor,
@@ -34,17 +32,6 @@ MAX_SIZE = 256
 # Bytes of gradients in a chunk of time: few enough to be in the cache for the products that
 # follow, and enough that the cost of a chunk itself is small.
 CHUNK_BYTES = 2**21
-PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def needs_a_closer_look(dtype: torch.dtype, tensors: Iterable[Tensor | None]) -> bool:
-    """Tell whether anything but plain tensors of one dtype on the CPU is given, or a mode is on."""
-    if dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
-        return True
-    for v in tensors:
-        if v is not None and (type(v) not in PLAIN or v.dtype != dtype or not v.is_cpu):
-            return True
-    return torch.jit.is_tracing() or torch.is_autocast_enabled("cpu") or inside_forward_mode()
 
 
 def unsupported_reason(
@@ -116,11 +103,11 @@ def states(h0: Tensor, count: int) -> Tensor:
     return S
 
 
-def output_gradients(grad: Tensor, last_only: bool) -> tuple[Tensor, Tensor]:
+def output_gradients(grad: Tensor, whole: bool) -> tuple[Tensor, Tensor]:
     """Return gradients of the states after each time step, or none, and of the last state."""
-    if last_only:
-        return grad.new_empty(0, *grad.shape), copy(grad)
-    return grad.contiguous(), grad.new_zeros(grad.shape[1:])
+    if whole:
+        return grad.contiguous(), grad.new_zeros(grad.shape[1:])
+    return grad.new_empty(0, *grad.shape), copy(grad)
 
 
 def chunk_length(T: int, K: int, g: Tensor) -> int:
@@ -132,7 +119,12 @@ def chunk_length(T: int, K: int, g: Tensor) -> int:
 
 def backend(name: str, h: Tensor) -> Backend[Any, Any, Any]:
     """Return the kernel module of an operation for a state h, (B, n)."""
-    return module(name, f"{kernels_for(h.shape[1], h.device)}_kernels")
+    return _backend(name, h.shape[1], h.device)
+
+
+@functools.cache
+def _backend(name: str, n: int, device: torch.device) -> Backend[Any, Any, Any]:
+    return module(name, f"{kernels_for(n, device)}_kernels")
 
 
 def kernels_for(n: int, device: torch.device) -> str:

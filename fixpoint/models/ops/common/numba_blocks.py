@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import os
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.core import imputils
@@ -26,15 +26,15 @@ from fixpoint.models.ops.common.pointwise import sigma
 PRODUCT, ROWS = 2**18, 32
 
 
-def split(B: int, weights: int) -> tuple[int, list[tuple[int, int]]]:
+@functools.lru_cache(maxsize=1024)
+def split(B: int, weights: int, threads: int) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Return rows in a block, and for each thread its first and last (exclusive) block."""
-    threads = torch.get_num_threads()
     per_thread = max(1, -(-B // threads))
     rows = -(-per_thread // -(-per_thread // min(ROWS, max(1, PRODUCT // weights))))
     blocks = -(-B // rows)
     threads = max(1, min(threads, blocks))
     edges = [i * blocks // threads for i in range(threads + 1)]
-    return rows, list(itertools.pairwise(edges))
+    return rows, tuple(itertools.pairwise(edges))
 
 
 openmp: Any = None
@@ -43,7 +43,7 @@ with contextlib.suppress(AttributeError, OSError):  # torch's own, where it is t
 _Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def run(work: Callable[[int, int], None], ranges: list[tuple[int, int]]) -> None:
+def run(work: Callable[[int, int], None], ranges: tuple[tuple[int, int], ...]) -> None:
     """Call `work(first, last)` for all ranges of blocks, on threads of torch's pool where possible.
 
     After each parallel operation the threads of torch spin for milliseconds: other threads would

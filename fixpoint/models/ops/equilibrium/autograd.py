@@ -11,6 +11,7 @@ from torch.autograd.function import Function
 from fixpoint.backward import Implicit, Unrolled
 from fixpoint.models.ops.common import dispatch as op
 from fixpoint.models.ops.common.autograd import (
+    asks_for_gradients,
     differentiable_gradients,
     of_each_instance,
     only_needed,
@@ -58,7 +59,7 @@ def run_equilibrium_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Ending
     inputs = inputs._replace(x=inputs.x.contiguous())  # once for both passes
     if isinstance(method.backward, Unrolled):
         return unrolled_scan(inputs, method)
-    if torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs):
+    if asks_for_gradients(inputs):
         states, *end = _EquilibriumScan.apply(method, *inputs)
         return states, Ending(*end)
     S, _, end = _solve(inputs, method, keep=False)
@@ -151,7 +152,7 @@ def _gradients(
     _, _, _, U, V, _ = inputs
     U, V = None if U is None else U.contiguous(), V.contiguous()
     T, B, n = C.shape
-    G, g = op.output_gradients(grad, last_only=False)
+    G, g = op.output_gradients(grad, whole=True)
     steps, backend = op.chunk_length(T, 1, g), op.backend("equilibrium", g)
     report, iteration = new_report(T, g), iteration_of(_adjoint_solver(method), 0, 1, g)
     D, adjoint = op.empty((steps, B, n), g), torch.empty_like(g)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -44,7 +45,7 @@ def forward(arguments: ForwardArguments, counts: Tensor | None = None) -> None:
     counts = report.iterations[:0] if counts is None else counts
     arrays = [v.detach().numpy() for v in tensors]
     options = iteration_options(iteration, V)
-    rows, ranges = split(S.shape[1], max(V.numel(), arrays[1].size))
+    rows, ranges = split(S.shape[1], max(V.numel(), arrays[1].size), torch.get_num_threads())
 
     def work(first: int, last: int) -> None:
         state = new_state(iteration, rows, len(V), V.dtype)
@@ -62,7 +63,7 @@ def backward(arguments: BackwardArguments) -> None:
     tensors = G, U, V, g, C, result, D, adjoint, *report
     arrays = [v.detach().numpy() for v in tensors]
     options = iteration_options(iteration, V)
-    rows, ranges = split(len(g), V.numel())
+    rows, ranges = split(len(g), V.numel(), torch.get_num_threads())
 
     def work(first: int, last: int) -> None:
         state = new_state(iteration, rows, len(V), V.dtype)

@@ -48,7 +48,7 @@ def forward_fixed(arguments: FixedStepsArguments) -> None:
     x, W, bias, U, V, S, activation, steps = arguments
     arrays = [v.detach().numpy() for v in (*input_tensors(x, W, bias, U, V), S)]
     weights = steps.detach().to(V.dtype).contiguous().numpy()
-    rows, ranges = split(S.shape[1], max(V.numel(), arrays[1].size))
+    rows, ranges = split(S.shape[1], max(V.numel(), arrays[1].size), torch.get_num_threads())
 
     def work(first: int, last: int) -> None:
         block = new_block(rows, len(V), V.dtype)
@@ -65,7 +65,7 @@ def backward(arguments: UnrolledArguments) -> tuple[Tensor, Tensor]:
     tensors = *input_tensors(x, W, bias, U, V), U_or_none, V, G, g, S, counts, warm, D, *report
     arrays = [v.detach().numpy() for v in tensors]
     (B, n), T, most = g.shape, len(G), int(counts.max()) if counts.numel() else 0
-    rows, ranges = split(B, max(V.numel(), arrays[1].size))
+    rows, ranges = split(B, max(V.numel(), arrays[1].size), torch.get_num_threads())
     blocks = ranges[-1][1]
     dU = torch.zeros(blocks, len(U_or_none), n, dtype=V.dtype)
     dsteps = torch.zeros(blocks, T, max(steps.shape[1], 1), dtype=V.dtype)

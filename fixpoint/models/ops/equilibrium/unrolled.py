@@ -11,6 +11,7 @@ from torch.autograd.function import Function
 from fixpoint.failure import NonConvergenceHandler
 from fixpoint.models.ops.common import dispatch as op
 from fixpoint.models.ops.common.autograd import (
+    asks_for_gradients,
     differentiable_gradients,
     of_each_instance,
     only_needed,
@@ -37,8 +38,7 @@ def unrolled_scan(inputs: Inputs, method: Method) -> tuple[Tensor, Ending]:
     """Return the states of `equilibrium_scan` with the gradient of their updates."""
     T = len(inputs.x)
     steps = steps_of(method.solver, method.start, T)
-    tensors = [steps, *(v for v in inputs if v is not None)]
-    if torch.is_grad_enabled() and any(v.requires_grad for v in tensors):
+    if asks_for_gradients((steps, *inputs)):
         states, iterations, result, *measured = _UnrolledScan.apply(method, steps, *inputs)
         residual, stall = measured or (None, None)
         return states, Ending(iterations, residual, result, stall)
@@ -125,7 +125,7 @@ def _gradients(
     V = V.contiguous()
     U = None if U is None else U.contiguous()
     (T, B), n = counts.shape, len(V)
-    G, g = op.output_gradients(grad, last_only=False)
+    G, g = op.output_gradients(grad, whole=True)
     length, backend = op.chunk_length(T, 1, g), op.module("equilibrium", "numba_unrolled")
     report, solver = new_report(T, g), _adjoint_solver(method.solver, g.dtype)
     adjoint = iteration_of(solver, 0, 1, g)

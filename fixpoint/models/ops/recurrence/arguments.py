@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Operands(NamedTuple):
-    """The tensors of a recurrence in the form of the kernels.
+    """The tensors of a recurrence in the form of the kernels, x, bias and w contiguous.
 
     x: with W the input, (T, B, d), of u_g = x W_g^T, else the drives themselves, (T, B, G n).
     W: (G, n, d), or None. V: (G, n, n). bias: rows of n numbers that the step adds where it will.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from fixpoint._torch import is_ordinary
 from fixpoint.models.ops.common import dispatch as op
 from fixpoint.models.ops.common.autograd import (
+    asks_for_gradients,
     differentiable_gradients,
     of_each_instance,
     only_needed,
@@ -42,9 +45,9 @@ class Options(NamedTuple):
     recompute: bool = False
     others: bool = False
 
-    def whole(self, state: int) -> bool:
-        """Tell whether all of a state are asked for, not the last one alone."""
-        return self.others if state else not self.last_only
+    def whole(self, states: int) -> tuple[bool, ...]:
+        """Tell for each state whether all of it are asked for, not the last one alone."""
+        return (not self.last_only, *(self.others,) * (states - 1))
 
 
 class FusedRecurrence(Generic[InputsT]):
@@ -58,14 +61,14 @@ class FusedRecurrence(Generic[InputsT]):
         name: in `torch.ops.fixpoint`.
         reference_name: the public function with the same values by plain operations.
         inputs: the NamedTuple.
-        step: the `Step`, if one does for all inputs.
+        step: the `Step`; None where `step_of` chooses it by the inputs.
         has_triton: whether it has kernels for CUDA devices.
     """
 
     name: ClassVar[str]
     reference_name: ClassVar[str]
     inputs: ClassVar[Any]
-    step: ClassVar[Any]
+    step: ClassVar[Any] = None
     has_triton: ClassVar[bool] = False
 
     def step_of(self, inputs: InputsT) -> Any:
@@ -88,42 +91,27 @@ class FusedRecurrence(Generic[InputsT]):
         step, operands = self._ready(inputs, options), self.operands(inputs)
         return loop(step, operands, last_only=options.last_only, others=options.others)
 
-    def infer(self, inputs: InputsT, options: Options) -> tuple[Tensor, ...]:
-        """Return the outputs alone."""
-        return self._run(inputs, options, keep=False)[0]
-
-    def train(
-        self, inputs: InputsT, options: Options
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return the outputs and the tensors that `gradients` needs besides the inputs."""
-        return self._run(inputs, options, keep=True)
-
-    def _run(
+    def evaluate(
         self, inputs: InputsT, options: Options, *, keep: bool
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        step, operands = self._ready(inputs, options), self.operands(inputs)
-        y = tuple([op.copy(h) for h in operands.start])
-        T, states = len(operands.x), range(len(y))
-        every, saved = 1, [(0, *y[0].shape)] * (step.states + step.kept)
+        """Return the outputs and, with `keep`, what `gradients` needs besides the inputs."""
+        kind = self.step or self.step_of(inputs)
+        step, operands = kind(CODES[options.activation]), self.operands(inputs)
+        y = tuple(map(Tensor.clone, operands.start))
+        T, like, every = operands.x.shape[0], y[0], 1
+        shapes: Sequence[tuple[int, ...]] = [(0, *like.shape)] * (step.states + step.kept)
         if keep:
-            every = _inner_steps_between_saved_states(T, operands.K, options)
-            saved = self.saved_shapes(inputs, options)
-        S = tuple([op.empty(shape, y[0]) for shape in saved[: step.states]])
-        kept = tuple([op.empty(shape, y[0]) for shape in saved[step.states :]])
-        O = tuple([op.empty((T * options.whole(i), *y[i].shape), y[i]) for i in states])
-        for s, h in zip(S, y, strict=True):
+            every, shapes = saved_shapes(step, operands, options)
+        saved = tuple(map(op.empty, shapes, repeat(like)))
+        S, O, outputs = saved[: step.states], [], []
+        for s, h, whole in zip(S, y, options.whole(len(y)), strict=True):
             s[:1] = h
-        arguments = ForwardArguments(step, operands, y, S, O, kept, every)
-        op.backend(self.name, y[0]).forward(arguments)
-        return tuple([O[i] if options.whole(i) else y[i] for i in states]), (*S, *kept)
-
-    def saved_shapes(self, inputs: InputsT, options: Options) -> list[tuple[int, ...]]:
-        """Return the shapes of the tensors that `train` returns besides the outputs."""
-        step, operands = self.step_of(inputs), self.operands(inputs)
-        T, K, state = len(operands.x), operands.K, operands.start[0].shape
-        every = _inner_steps_between_saved_states(T, K, options)
-        count = 0 if options.recompute else T * K
-        return [(T * K // every + 1, *state)] * step.states + [(count, *state)] * step.kept
+            O.append(op.empty((T * whole, *h.shape), h))
+            outputs.append(O[-1] if whole else h)
+        kept = saved[step.states :]
+        arguments = ForwardArguments(step, operands, y, S, tuple(O), kept, every)
+        op.backend(self.name, like).forward(arguments)
+        return tuple(outputs), saved
 
     def gradients(
         self,
@@ -138,8 +126,7 @@ class FusedRecurrence(Generic[InputsT]):
         """
         step, operands = self._ready(inputs, options), self.operands(inputs)
         S, kept, K = tuple(saved[: step.states]), tuple(saved[step.states :]), operands.K
-        ends = [op.output_gradients(v, not options.whole(i)) for i, v in enumerate(grads)]
-        G, g = zip(*ends, strict=True)
+        G, g = zip(*map(op.output_gradients, grads, options.whole(len(grads))), strict=True)
         T, (B, n), count = len(operands.x), g[0].shape, gradients_of(type(step))
         steps = _recomputed_steps(T) if options.recompute else op.chunk_length(T, K * count, g[0])
         D = tuple([op.empty((steps * K, B, n), g[0]) for _ in range(count)])
@@ -178,16 +165,6 @@ class FusedRecurrence(Generic[InputsT]):
         op.backend(self.name, like).forward(ForwardArguments(step, part, y, S_at, O, kept, 1))
         return S_at, kept
 
-    def reason_against(self, inputs: Any) -> str | None:
-        """Return why these tensors of a layer, of fitting shapes, are not supported, or None."""
-        return self.why_not_tensors(inputs.x, inputs._asdict())
-
-    def why_not_tensors(self, x: Tensor, tensors: dict[str, Tensor | None]) -> str | None:
-        """Return the same for tensors by name."""
-        if x.is_cpu and not op.needs_a_closer_look(x.dtype, tensors.values()):
-            return None
-        return self.unsupported(**(tensors | {"x": x}), activation="identity")
-
     def unsupported(self, *, activation: str, **tensors: Tensor | None) -> str | None:
         """Return why the fused operation cannot take these arguments, or None where it can."""
         kernel = self.name if self.has_triton else None
@@ -202,20 +179,23 @@ class FusedRecurrence(Generic[InputsT]):
         if reason := self.unsupported(**inputs._asdict(), activation=options.activation):
             name = "fused" if self.name == "leaky" else self.name
             raise ValueError(f"the {name} scan does not apply: {reason}; use {self.reference_name}")
-        return self.run(inputs, options)
+        return self.run(inputs, options)[1]
 
-    def run(self, inputs: Any, options: Options) -> tuple[Tensor, ...]:
-        """Return the same for inputs that are supported."""
+    def run(self, inputs: Any, options: Options) -> tuple[str | None, tuple[Tensor, ...]]:
+        """Return the reason against these tensors, of fitting shapes, or None and the outputs."""
+        registered = False
+        if not is_ordinary(inputs):
+            if reason := self.unsupported(**inputs._asdict(), activation=options.activation):
+                return reason, ()
+            registered = op.by_registered_operation(inputs.x)
         # once for both passes
         inputs = self.inputs._make([v if v is None else v.contiguous() for v in inputs])
-        differentiable = torch.is_grad_enabled() and any(
-            v is not None and v.requires_grad for v in inputs
-        )
-        if op.by_registered_operation(inputs.x):
-            return self._registered(inputs, options, differentiable)
+        differentiable = asks_for_gradients(inputs)
+        if registered:
+            return None, self._registered(inputs, options, differentiable)
         if differentiable:
-            return _Scan.apply(self, options, *inputs)
-        return self.infer(inputs, options)
+            return None, _Scan.apply(self, options, *inputs)
+        return None, self.evaluate(inputs, options, keep=False)[0]
 
     def _registered(
         self, inputs: Any, options: Options, differentiable: bool
@@ -236,7 +216,7 @@ class _Scan(Function):
     def forward(
         ctx: Any, recurrence: FusedRecurrence[Any], options: Options, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
-        outputs, saved = recurrence.train(recurrence.inputs._make(tensors), options)
+        outputs, saved = recurrence.evaluate(recurrence.inputs._make(tensors), options, keep=True)
         ctx.recurrence, ctx.options = recurrence, options
         ctx.save_for_backward(*tensors, *saved)
         return outputs
@@ -269,10 +249,15 @@ def differentiable(
     )
 
 
-def _inner_steps_between_saved_states(T: int, K: int, options: Options) -> int:
-    if not options.recompute:
-        return 1
-    return K * _recomputed_steps(T) if options.last_only else K
+def saved_shapes(
+    step: Any, operands: Operands, options: Options
+) -> tuple[int, list[tuple[int, ...]]]:
+    """Return the inner steps between two saved states, and the shapes of what `evaluate` keeps."""
+    T, K, state = operands.x.shape[0], operands.K, operands.start[0].shape
+    every, count = 1, T * K
+    if options.recompute:
+        every, count = K * _recomputed_steps(T) if options.last_only else K, 0
+    return every, [(T * K // every + 1, *state)] * step.states + [(count, *state)] * step.kept
 
 
 def _recomputed_steps(T: int) -> int:

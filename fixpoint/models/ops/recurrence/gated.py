@@ -72,7 +72,7 @@ class GatedRecurrence(FusedRecurrence[GatedInputs]):
         T, n = len(x), h0.shape[1]
         rows = h0.new_zeros(2, n) if bias is None else bias.view(2, n)
         matrices = None if W is None else W.unflatten(0, (-1, n))
-        scalars = p.expand(T), q.expand(T)
+        scalars = p.expand(T).contiguous(), q.expand(T).contiguous()
         return Operands(x, matrices, rows, V.unflatten(0, (-1, n)), scalars, 1, (h0,))
 
     def of_inputs(self, inputs: GatedInputs, found: Gradients) -> GatedInputs:

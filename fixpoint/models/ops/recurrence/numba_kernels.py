@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numba import njit
 from numba.extending import overload
 from torch import Tensor
@@ -47,42 +48,36 @@ from fixpoint.models.ops.recurrence.numba_tuples import (
 def forward(arguments: ForwardArguments) -> None:
     step, operands, y, S, O, kept, every = arguments
     X, Wt = _inputs(operands)
-    Vt, w = _arrays(operands.V.mT.contiguous().unbind()), _arrays(operands.w)
-    bias = _arrays(operands.bias.unbind())
-    states = _views(y), _views(S), _views(O), _views(kept)
-    rows, ranges = split(len(y[0]), max(Vt[0].size, Wt[0].size))
-    arguments_ = X, Wt, bias, Vt, w, *states, operands.K, every, rows
+    bias = tuple(operands.bias.detach().numpy())
+    Vt = tuple(operands.V.detach().mT.contiguous().numpy())
+    tensors: Any = map(Tensor.detach, operands.w), y, S, O, kept
+    w, *written = [tuple(map(Tensor.numpy, v)) for v in tensors]
+    rows, ranges = split(len(y[0]), max(Vt[0].size, Wt[0].size), torch.get_num_threads())
     kernel = _compiled(type(step))[0]  # type: ignore[arg-type]
-    run(lambda first, last: kernel(step, *arguments_, first, last), ranges)
+    arguments_ = step, X, Wt, bias, Vt, w, *written, operands.K, every, rows
+    run(functools.partial(kernel, *arguments_), ranges)
 
 
 def backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor]:
     step, G, V, w, K, biases, g, S, kept, D = arguments
-    rows, ranges = split(len(g[0]), V[0].numel())
+    rows, ranges = split(len(g[0]), V[0].numel(), torch.get_num_threads())
     blocks_, n = ranges[-1][1], V.shape[1]
     dw, dbias = g[0].new_zeros(len(w), blocks_, len(D[0])), g[0].new_zeros(biases, blocks_, n)
-    states = _views(g), _views(S), _views(kept), _views(D)
-    inputs, sums = (_arrays(G), _arrays(V.unbind()), _arrays(w)), (_views(dw), _views(dbias))
+    tensors: Any = G, V.detach(), map(Tensor.detach, w), g, S, kept, D, dw, dbias
+    arrays = [tuple(map(Tensor.numpy, v)) for v in tensors]
     kernel = _compiled(type(step))[1]  # type: ignore[arg-type]
-    run(lambda first, last: kernel(step, *inputs, *states, *sums, K, rows, first, last), ranges)
+    arguments_ = step, *arrays, K, rows
+    run(functools.partial(kernel, *arguments_), ranges)
     return dw.sum(1), dbias.sum(1)
-
-
-def _arrays(tensors: Any) -> tuple[Any, ...]:
-    return tuple([v.detach().contiguous().numpy() for v in tensors])
-
-
-def _views(tensors: Any) -> tuple[Any, ...]:
-    """View contiguous tensors that a kernel writes to as arrays."""
-    return tuple([v.detach().numpy() for v in tensors])
 
 
 def _inputs(operands: Operands) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return for each product x and W^T, or u and no W where W is too wide for blocks of rows."""
-    x, W, V = operands.x, operands.W, operands.V
+    x, W, V = operands.x.detach(), operands.W, operands.V.detach()
     if W is not None and 0 < 8 * W[0].numel() <= PRODUCT:
-        return _arrays([x]) * len(V), _arrays(W.mT.contiguous().unbind())
-    return _arrays(operands.drives()), _arrays([V[0, :0]]) * len(V)
+        return (x.numpy(),) * len(V), tuple(W.detach().mT.contiguous().numpy())
+    drives = tuple([u.detach().contiguous().numpy() for u in operands.drives()])
+    return drives, (V[0, :0].numpy(),) * len(V)
 
 
 @functools.cache

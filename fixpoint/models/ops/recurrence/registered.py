@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 from fixpoint.models.ops.common.autograd import only_needed
-from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options, differentiable
+from fixpoint.models.ops.recurrence.autograd import (
+    FusedRecurrence,
+    Options,
+    differentiable,
+    saved_shapes,
+)
 
 OPTIONS = "str activation, bool last_only, bool recompute, bool others"
 """The fields of `Options`."""
@@ -30,14 +35,16 @@ def register(recurrence: FusedRecurrence[Any]) -> None:
     given = ", ".join(f"Tensor? {name}" for name in fields)
 
     def unpacked(arguments: Sequence[Any]) -> tuple[Any, Options]:
-        return recurrence.inputs._make(arguments[:count]), Options(*arguments[count:])
+        # a compiler may have chosen another layout
+        tensors = [v if v is None else v.contiguous() for v in arguments[:count]]
+        return recurrence.inputs._make(tensors), Options(*arguments[count:])
 
     def infer(*arguments: Any) -> Any:
-        outputs = recurrence.infer(*unpacked(arguments))
+        outputs, _ = recurrence.evaluate(*unpacked(arguments), keep=False)
         return outputs if states > 1 else outputs[0]
 
     def train(*arguments: Any) -> list[Tensor]:
-        outputs, saved = recurrence.train(*unpacked(arguments))
+        outputs, saved = recurrence.evaluate(*unpacked(arguments), keep=True)
         return [*outputs, *saved]
 
     def backward(
@@ -53,7 +60,7 @@ def register(recurrence: FusedRecurrence[Any]) -> None:
 
     def output_shapes(inputs: Any, options: Options) -> list[tuple[int, ...]]:
         one = tuple(inputs.h0.shape)
-        return [(len(inputs.x), *one) if options.whole(i) else one for i in range(states)]
+        return [(len(inputs.x), *one) if whole else one for whole in options.whole(states)]
 
     def fake_infer(*arguments: Any) -> Any:
         inputs, options = unpacked(arguments)
@@ -62,7 +69,8 @@ def register(recurrence: FusedRecurrence[Any]) -> None:
 
     def fake_train(*arguments: Any) -> list[Tensor]:
         inputs, options = unpacked(arguments)
-        shapes = (*output_shapes(inputs, options), *recurrence.saved_shapes(inputs, options))
+        step, operands = recurrence.step_of(inputs), recurrence.operands(inputs)
+        shapes = output_shapes(inputs, options) + saved_shapes(step, operands, options)[1]
         return [inputs.h0.new_empty(size) for size in shapes]
 
     def fake_backward(
