@@ -10,7 +10,7 @@ from support.problems import PROBLEMS_BY_NAME
 
 from fixpoint import Broyden, solve
 from fixpoint.solvers._numbers import ARRAYS, FLOATS
-from fixpoint.solvers.broyden import pair_weight
+from fixpoint.solvers._secant_factors import pair_weight
 
 BY_NAME = {p.name: p for p in HARD + STIFF}
 

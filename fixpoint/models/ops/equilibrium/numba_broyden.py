@@ -11,7 +11,7 @@ import torch
 from fixpoint.models.ops.common.numba_blocks import widest_vectors
 from fixpoint.models.ops.common.numba_cache import cached_njit
 from fixpoint.models.ops.equilibrium.numba_line_search import dot, shorter_step, write_difference
-from fixpoint.solvers.broyden import LEAST_PIVOT as _LEAST_PIVOT
+from fixpoint.solvers._secant_factors import LEAST_PIVOT as _LEAST_PIVOT
 from fixpoint.solvers.broyden import MAX_GROWTH as _MAX_GROWTH
 from fixpoint.solvers.broyden import MAX_LEARNED as _MAX_LEARNED
 from fixpoint.solvers.broyden import MAX_LENGTHENING as _MAX_LENGTHENING
