@@ -116,11 +116,6 @@ class Evaluation:
         return torch.from_numpy(np.array(numbers)).T
 
 
-def constant(number: Number) -> Number:
-    """Return a number without the graph that a tensor may have."""
-    return number.detach() if isinstance(number, Tensor) else number
-
-
 LIBRARY = torch.library.Library("fixpoint", "FRAGMENT")
 """Operations of torch for what the host computes without a visible read of values."""
 

@@ -91,6 +91,8 @@ class Factors(NamedTuple):
         """Return the factors that the last half of the secant pairs gives from -I."""
         whole = self.joined()
         M, h = whole.U.shape[1], whole.U.shape[1] // 2
+        if h == 0:
+            return Factors.none(whole.S[:, 0])
         u, s = whole.U[:, M - h :], whole.S[:, M - h :]
         ratio = (s * s).sum(2, keepdim=True) / (1 + (s * u).sum(2, keepdim=True))
         q = s - ratio * u  # from u = (s - q) / (s . q)

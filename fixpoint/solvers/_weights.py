@@ -176,9 +176,10 @@ def with_gradient(
     Along a difference that depends on the newer ones but for little more than rounding, rounding
     of the defect would be amplified by 1 / eps: its weight is constant.
     """
-    M, used = _inverse(factors), factors.scale > 0
-    damping = ridge * used / torch.where(used, factors.scale, 1.0).square()
-    result = gamma
+    M, damping, result = _inverse(factors), torch.zeros_like(gamma), gamma
+    if ridge > 0:
+        squares = torch.stack([torch.linalg.vecdot(x, x) for x in dG])
+        damping = ridge * torch.where(factors.scale > 0, squares, 0.0)
     for _ in range(2):
         defect = inner_products(subtract_weighted(g, result.unsqueeze(2), dG), dG)
         result = result + (M * (defect - damping * result)).sum(1)

@@ -159,7 +159,7 @@ class Anderson(IterativeSolver):
             fz, g = torch.where(accepted, fz, state.fz), torch.where(accepted, g, state.g)
         if differentiates:
             weights = self._with_gradient(weights, Step(fz, g, df, dg), scalars)
-            if accepted is not None:
+            if rest is not None:
                 scalars = self._mixing_with_gradient(outcome, end, state.scalars)
                 rest = (1 - self.beta * scalars[:, 1:2]).to(g.dtype)
         new = subtract_weighted(fz, weights, df)
@@ -188,11 +188,12 @@ class Anderson(IterativeSolver):
         return with_gradient(gamma, factors, dg, g, self.ridge).to(step.g.dtype).unsqueeze(2)
 
     def _mixing_with_gradient(self, outcome: Outcome, end: Step, last: Tensor) -> Tensor:
-        """Return the scalars with the mixing as a function of the differences of rejected steps."""
+        """Return the scalars with the mixing as a function of the differences of rejected steps,
+        from which it recovers after accepted ones.
+        """
         dg = at_least_float32(end.dg[0])
         step, one = at_least_float32(end.df[0]) - dg, torch.ones_like(dg[:, 0])
-        assert outcome.accepted is not None
-        accepted = outcome.accepted.squeeze(1)
+        accepted = one > 0 if outcome.accepted is None else outcome.accepted.squeeze(1)
         # The inner `where` keeps the quotient of an accepted step, or none, out of the gradient.
         squares = [x.square().sum(1) for x in (step, dg)]
         slope = tuple(torch.where(accepted | (x == 0), one, x).to(last.dtype) for x in squares)

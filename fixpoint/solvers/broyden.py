@@ -19,7 +19,6 @@ from fixpoint.solvers._numbers import (
     Evaluation,
     Number,
     computes_on_host,
-    constant,
 )
 from fixpoint.solvers._rowwise import at_least_float32
 from fixpoint.solvers._secant_factors import Factors, pair_weight
@@ -258,9 +257,10 @@ def accept(
         return [accepted, accepted, merit, zero + 1, zero, *window[1:], merit]
     near = (merit <= MAX_GROWTH**2 * last) & (rejections < MAX_LEARNED)
     # The minimiser of the parabola through the start, its slope and the end of the trial.
-    below = merit - last + 2 * last * step
-    shorter = last * step * step / (below + (below == 0))
-    shorter = kind.where(shorter < 0.5 * step, shorter, 0.5 * step)
+    below, known = merit - last + 2 * last * step, merit == merit
+    # The inner `where` keeps inf and NaN away from the gradient of what is not chosen.
+    shorter = last * step * step / kind.where(accepted | (known ^ True), 1.0, below + (below == 0))
+    shorter = kind.where((shorter < 0.5 * step) & known, shorter, 0.5 * step)
     shorter = kind.where(shorter > 0.1 * step, shorter, 0.1 * step)
     shorter = kind.where(shorter < MIN_STEP_SIZE, 0.0, shorter)
     newest = kind.where(accepted, merit, window[-1])
@@ -290,13 +290,15 @@ def clip(kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]) 
     largest = kind.least(kind.where(last > 0, last, math.inf), merit / eps)
     if kind is not TENSORS and kind.all((largest >= size) & (accepted > 0)):
         return [kind.zeros_like(size) + 1, step]
-    cut = kind.sqrt(largest / (size + (size == 0)))
-    cut = kind.where(cut < 1, cut, 1.0)
-    cut = kind.where(cut > tiny, cut, tiny)
-    length = cut * kind.sqrt(size)
-    half = 0.5 * kind.sqrt(square) / (length + (length == 0))
+    # The root of 0, and of what is not chosen, has no part in the gradient.
+    ratio = largest / (size + (size == 0))
+    cut = kind.where(ratio < 1, kind.sqrt(kind.where((ratio > 0) & (ratio < 1), ratio, 1.0)), 1.0)
+    cut = kind.where((cut > tiny) & ((ratio > 0) | (ratio != ratio)), cut, tiny)
+    halves = ((accepted > 0) ^ True) & (learns > 0) & (square > 0) & (size > 0)
+    half = 0.5 * kind.sqrt(kind.where(halves, square, 1.0))
+    half = half / (cut * kind.sqrt(kind.where(halves, size, 1.0)))
     half = kind.where(half < 1, half, 1.0)
-    return [cut, kind.where((accepted > 0) | ((learns > 0) ^ True), step, half)]
+    return [cut, kind.where(halves, half, step)]
 
 
 def step(
@@ -315,7 +317,7 @@ def step(
     """
     full_direction = state.full_direction
     end, last = at_least_float32(fz - z), evaluate.read(state.scalars.T)
-    (merit,) = evaluate.read(inner_products(end.detach(), (end.detach(),)))
+    merit = _squared_size(end, evaluate)
     accepted, learns, *new = evaluate(accept, [merit, *last], constants)
     s, start, g = evaluate.multiply(last[1], state.direction), z, end
     if evaluate.kind.all(accepted):
@@ -332,13 +334,22 @@ def step(
     (weight,) = evaluate(pair_weight, [square, inner], ())
     u = evaluate.multiply(weight, s - q)
     full_direction = evaluate.add(after, along, u)
-    size = full_direction.detach()
-    numbers = [*evaluate.read(inner_products(size, (size,))), constant(square), new[0], new[1]]
+    numbers = [_squared_size(full_direction, evaluate), square, new[0], new[1]]
     clip_by = (torch.finfo(z.dtype).eps, torch.finfo(end.dtype).tiny)
     cut, new[1] = evaluate(clip, [*numbers, accepted, learns], clip_by)
     direction = evaluate.multiply(cut, full_direction)
     moved = evaluate.add(start, new[1], direction).to(z.dtype)
     return [moved, start, g, direction, full_direction, evaluate.pack(new), u, s]
+
+
+def _squared_size(x: Tensor, evaluate: Evaluation) -> Number:
+    """Return |x|^2 of each sample, a constant where it is not finite."""
+    (size,) = evaluate.read(inner_products(x.detach(), (x.detach(),)))
+    if evaluate.kind is not TENSORS or not (x.requires_grad and torch.is_grad_enabled()):
+        return size
+    finite = size < math.inf
+    x = torch.where(finite.unsqueeze(1), x, 0.0)
+    return torch.where(finite, inner_products(x, (x,))[0].to(size.dtype), size)
 
 
 LIBRARY.define(

@@ -74,11 +74,18 @@ def accept_or_backtrack(
         accepted = (merit <= max_merit) & (trial.step_size > 0)
         if may_sync and bool(accepted.all()):
             return LineSearchResult(accepted, True, z, g, merit, torch.ones_like(merit))
-        last = trial.step_size
-        parabola = trial.merit * last**2 / (merit - trial.merit + 2 * trial.merit * last)
-        shorter = parabola.nan_to_num(0.0).clamp(min=0.1 * last, max=0.5 * last)
-        shorter = torch.where(shorter < MIN_STEP_SIZE, 0.0, shorter)
-        step_size = torch.where(accepted, 1.0, shorter)
+        finite = ~accepted & (merit < torch.inf)
+    if torch.is_grad_enabled():  # the zero gradient of a merit that is not finite would be NaN
+        end = torch.where(finite, g, 0.0)
+        merit = torch.where(finite, dot(end, end), 0.0)
+    last = trial.step_size
+    below = merit - trial.merit + 2 * trial.merit * last
+    usable = finite & (below != 0)
+    parabola = trial.merit * last**2 / torch.where(usable, below, 1.0)
+    shorter = torch.where(usable, parabola, torch.where(finite, last, 0.0))
+    shorter = shorter.clamp(min=0.1 * last, max=0.5 * last)
+    shorter = torch.where(shorter < MIN_STEP_SIZE, 0.0, shorter)
+    step_size = torch.where(accepted, 1.0, shorter)
     z, g = torch.where(accepted, z, trial.z), torch.where(accepted, g, trial.g)
     # Not chosen from both merits: the zero gradient of one that is not finite would be NaN.
     return LineSearchResult(accepted, False, z, g, dot(g, g), step_size)
