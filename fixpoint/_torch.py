@@ -68,6 +68,7 @@ __all__ = [
     "restored",
     "scan",
     "stored",
+    "tangents_of_outer_levels",
     "to_host",
     "transform_level",
     "tree_flatten",
@@ -336,6 +337,24 @@ def no_gradients() -> Iterator[None]:
         else:
             with forward_ad._set_fwd_grad_enabled(False):
                 yield
+
+
+@contextmanager
+def tangents_of_outer_levels(ctx: Any) -> Iterator[tuple[Any, ...]]:
+    """Let the jvp of an autograd.Function make tangents of the forward levels around its own.
+
+    Torch makes none within a jvp, so that a second derivative in forward mode is silently wrong.
+    Yields the saved tensors without tangents of the jvp's own level, which it computes itself.
+    These are not to be found within vmap: a Function that saves numbers writes its own vmap.
+    """
+
+    def without(x: Tensor | None) -> Tensor | None:
+        if x is None or not (x.is_floating_point() or x.is_complex()):
+            return x
+        return forward_ad.unpack_dual(x).primal
+
+    with forward_ad._set_fwd_grad_enabled(True):
+        yield tuple(map(without, ctx.saved_tensors))
 
 
 @contextmanager

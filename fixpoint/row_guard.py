@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 
 from fixpoint._groups import groups_of
 from fixpoint._modes import map_nested, unrecorded
-from fixpoint._torch import has_values, stored, untraced
+from fixpoint._torch import has_values, stored, tangents_of_outer_levels, untraced
 
 
 def guard_rows(lost: Tensor | None, columns: Sequence[int] = ()) -> AbstractContextManager[Any]:
@@ -106,7 +106,8 @@ class _CleanRows(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return _with_finite_rows(tangent, ctx.saved_tensors[0])
+        with tangents_of_outer_levels(ctx) as (lost,):
+            return _with_finite_rows(tangent, lost)
 
 
 def _with_finite_rows(x: Tensor, lost: Tensor | None) -> Tensor:

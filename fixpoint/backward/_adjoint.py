@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from fixpoint._torch import batched, inside_transform, unbatched
+from fixpoint._torch import batched, inside_transform, tangents_of_outer_levels, unbatched
 from fixpoint.backward._linear import (
     LinearDerivatives,
     Operator,
@@ -254,25 +254,9 @@ class _ImplicitFunction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, z0: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        problem: ImplicitProblem = ctx.problem
-        z, result, *captured = ctx.saved_tensors
-        places = [i for i, x in enumerate(tangents) if x is not None]
-        given = [x for x in tangents if x is not None]
-        lost = (result == Result.NONFINITE.value)[:, None]
-
-        def tangent(*tangents: Tensor) -> Tensor:
-            function = _of_some(problem.function, z, captured, places)
-            b = push(function, [captured[i] for i in places], list(tangents))
-            linear = linear_problem(problem, problem.function, transposed=False)
-            return _solve_linear(linear, z, captured, torch.where(lost, 0.0, b))
-
-        instances = [unbatched(x) for x in given]
-        in_dims = tuple(None if x is None else 0 for x in instances)
-        if any(x is not None for x in instances):
-            parts = [x if y is None else y for x, y in zip(given, instances, strict=True)]
-            dz = batched(torch.func.vmap(tangent, in_dims)(*parts))
-        else:
-            dz = tangent(*given)
+        with tangents_of_outer_levels(ctx) as (z, result, *captured):
+            lost = (result == Result.NONFINITE.value)[:, None]
+            dz = _tangent(ctx.problem, z, lost, captured, tangents)
         return dz, *(None,) * ctx.others
 
     @staticmethod
@@ -290,6 +274,31 @@ class _ImplicitFunction(torch.autograd.Function):
         inner = [None if d is None else 0 for d in dims[1:]]
         out = implicit_function(problem.of_instances(size, inner), *parts)
         return tuple(x.unflatten(0, (size, -1)) for x in out), (0,) * len(out)
+
+
+def _tangent(
+    problem: ImplicitProblem,
+    z: Tensor,
+    lost: Tensor,
+    captured: list[Tensor],
+    tangents: Sequence[Tensor | None],
+) -> Tensor:
+    """Return the tangent of z, differentiable in any way."""
+    places = [i for i, x in enumerate(tangents) if x is not None]
+    given = [x for x in tangents if x is not None]
+
+    def tangent(*tangents: Tensor) -> Tensor:
+        function = _of_some(problem.function, z, captured, places)
+        b = push(function, [captured[i] for i in places], list(tangents))
+        linear = linear_problem(problem, problem.function, transposed=False)
+        return _solve_linear(linear, z, captured, torch.where(lost, 0.0, b))
+
+    instances = [unbatched(x) for x in given]
+    if all(x is None for x in instances):
+        return tangent(*given)
+    in_dims = tuple(None if x is None else 0 for x in instances)
+    parts = [x if y is None else y for x, y in zip(given, instances, strict=True)]
+    return batched(torch.func.vmap(tangent, in_dims)(*parts))
 
 
 def _of_instances(function: PureMap, size: int, in_dims: Sequence[int | None]) -> PureMap:

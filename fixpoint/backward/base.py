@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from fixpoint._torch import inside_forward_mode, no_gradients
+from fixpoint._torch import inside_forward_mode, no_gradients, tangents_of_outer_levels
 from fixpoint._validation import names_options
 from fixpoint.backward._vmap import run_without_gradient
 from fixpoint.derivatives import Derivatives, MatrixMap
@@ -140,4 +140,5 @@ class _WithGradientOf(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, value: Tensor | None, other: Tensor | None) -> Tensor | None:
-        return None if other is None else other.clone()
+        with tangents_of_outer_levels(ctx):
+            return None if other is None else other.clone()

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fixpoint._torch import tangents_of_outer_levels
+
 EXPANDING_BAND = math.atanh(math.sqrt(0.5)) - math.sqrt(0.5)
 """0.174267...: |Phi'(alpha)| > 1 iff |alpha| is below it, for Phi' = (1 - h^2) / h^2 is 1 at
 h = 1 / sqrt(2)."""
@@ -75,8 +77,6 @@ def _check(alpha: Tensor) -> None:
 
 
 class _Phi(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(alpha: Tensor) -> Tensor:
         return torch.tanh(_drive(alpha.abs())).copysign(alpha)
@@ -92,12 +92,15 @@ class _Phi(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, v: Tensor) -> Tensor:
-        return _times(v, _PhiPrime.apply(*ctx.saved_tensors))
+        with tangents_of_outer_levels(ctx) as (alpha,):
+            return _times(v, _PhiPrime.apply(alpha))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], alpha: Tensor) -> tuple[Tensor, int]:
+        return _Phi.apply(alpha), in_dims[0]
 
 
 class _PhiPrime(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(alpha: Tensor) -> Tensor:
         a = alpha.abs()
@@ -118,7 +121,12 @@ class _PhiPrime(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, v: Tensor) -> Tensor:
-        return _times(v, _second(*ctx.saved_tensors))
+        with tangents_of_outer_levels(ctx) as (alpha,):
+            return _times(v, _second(alpha))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], alpha: Tensor) -> tuple[Tensor, int]:
+        return _PhiPrime.apply(alpha), in_dims[0]
 
 
 def _second(alpha: Tensor) -> Tensor:
