@@ -88,16 +88,18 @@ class Packing:
         )
 
     def pack(self, tree: Tree) -> Tensor:
-        """Return the tree as one (B, D) matrix; no copy where the tree is one tensor."""
+        """Return the tree as one (B, D) matrix, whose rows are contiguous: sums along the rows of
+        another layout depend on B. No copy where the tree is such a matrix.
+        """
         plain = self.is_matrix and isinstance(tree, Tensor) and not torch.compiler.is_compiling()
         if plain and tree.shape == self.shapes[0] and tree.dtype == self.dtype:
-            return tree
+            return tree.contiguous()
         leaves = [
             self._same_dtype(leaf, dtype)
             for leaf, dtype in zip(self._matching_leaves(tree), self.dtypes, strict=True)
         ]
         if self.is_matrix:
-            return leaves[0]
+            return leaves[0].contiguous()
         leaves = [torch.stack((x.real, x.imag), -1) if x.is_complex() else x for x in leaves]
         if self.groups is None:
             flat = [
@@ -106,7 +108,7 @@ class Packing:
             ]
         else:
             flat = [self.groups.join(x.flatten(1) if x.dim() > 1 else x[:, None]) for x in leaves]
-        return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+        return flat[0].contiguous() if len(flat) == 1 else torch.cat(flat, dim=1)
 
     def unpack(self, matrix: Tensor) -> Tree:
         """Return the (B, D) matrix as a tree of views."""

@@ -179,7 +179,8 @@ def _gradient(out: Tensor, z: Tensor, u: Tensor, *, create_graph: bool = False) 
     (found,) = torch.autograd.grad(
         out, z, u, retain_graph=True, create_graph=create_graph, allow_unused=True
     )
-    return torch.zeros_like(z) if found is None else found
+    # Of another layout sums along rows depend on their number.
+    return torch.zeros_like(z) if found is None else found.contiguous()
 
 
 def batch_jacobian(phi: MatrixMap, z: Tensor) -> Tensor:

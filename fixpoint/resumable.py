@@ -23,7 +23,8 @@ class ResumableSolve:
 
     Samples need different numbers of updates. Where many are waiting, a slot whose sample has ended
     takes the next one, and phi is always evaluated for a full batch (continuous batching in depth).
-    Each sample has its own `max_iter` updates, tolerance and history, as if it were solved alone.
+    Each sample has its own `max_iter` updates, tolerance and history, as if it were solved alone;
+    with `check_every` the host also looks where the budget of a sample ends.
     `attach_gradient` makes a solution differentiable.
 
     Args:
@@ -69,8 +70,7 @@ class ResumableSolve:
             most = 2**62  # updates of all samples
             problem = Problem(packed, Derivatives(packed))
             self._run = Run(self.fixed, problem, z, norms, most=most)
-        course = self._run.course
-        course.rules = course.rules._replace(most=float(solver.max_iter))
+        self._run.course.give_each(solver.max_iter)
 
     @property
     def updates(self) -> int:

@@ -117,6 +117,23 @@ def test_each_sample_has_its_own_budget_and_result():
     assert run.updates < 25
 
 
+@pytest.mark.parametrize("refilled", [False, True])
+@pytest.mark.parametrize("check_every", [2, 3, 10])
+def test_the_budget_is_kept_where_the_host_looks_rarely(check_every, refilled):
+    solver = Picard(max_iter=7, check_every=check_every, rtol=1e-12)
+    rates = torch.tensor([[0.9], [0.8]], dtype=D)
+    run = ResumableSolve(lambda z, a: a * z + 1, 0 * rates, rates, solver=solver)
+    if refilled:
+        run.advance(2)
+        run.refill(torch.tensor([1]), 0 * rates[1:], rates[1:])
+    run.advance(20)
+    alone = solve(lambda z: rates * z + 1, 0 * rates, solver)
+    found = run.take(torch.tensor([0, 1]))
+    assert found.iterations.tolist() == alone.iterations.tolist() == [7, 7]
+    assert torch.equal(found.z, alone.z)
+    assert torch.equal(found.result, alone.result)
+
+
 def test_parts_are_the_whole():
     solver = Anderson(rtol=1e-10)
     run = ResumableSolve(phi, torch.zeros(12, 4, dtype=D), X, RATE, solver=solver)

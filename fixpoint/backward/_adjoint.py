@@ -135,6 +135,7 @@ class LinearProblem(ImplicitProblem):
 
     def solve(self, z0: Tensor, captured: Sequence[Tensor]) -> Solution:
         b, z, *others = captured
+        b = b.contiguous()  # as `Packing.pack` makes all states
         if inside_transform():
             return ImplicitProblem.solve(self, z0, captured)
         with torch.no_grad():

@@ -18,10 +18,14 @@ _PARTS = {
 
 
 class FolderData(NamedTuple):
-    """Arrays as those of an .npz file (see `fixpoint.data.load`), and notes for the user."""
+    """Arrays as those of an .npz file (see `fixpoint.data.load`), and notes for the user.
+
+    channels: names of the columns, or empty.
+    """
 
     arrays: dict[str, np.ndarray]
     notes: tuple[str, ...]
+    channels: tuple[str, ...] = ()
 
 
 def read_folder(path: Path) -> FolderData:
@@ -29,11 +33,12 @@ def read_folder(path: Path) -> FolderData:
 
     The arrays are x (N, T, d) float64 and y (N,), and lengths (N,) if the sequences differ in
     length: they are padded with zeros to the longest. With the folders `train` and `valid` or
-    `test` above those of the classes there are arrays of each part.
+    `test` above those of the classes there are arrays of each part. Columns are in the order of
+    names of the first file with a header; a file without one is taken by position.
 
     Raises:
         ValueError: there is no CSV file, a file is not a numeric table, or two files differ in
-            their number of columns.
+            their number of columns or in their names.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
@@ -55,6 +60,7 @@ def read_folder(path: Path) -> FolderData:
     paths = [file for found in files.values() for file in found]
     tables = dict(zip(paths, _without_header([_read(file) for file in paths]), strict=True))
     _check_columns(tables)
+    tables, channels = _in_one_order(tables)
     steps = {file: len(table.values) for file, table in tables.items()}
     longest = max(steps.values())
     arrays: dict[str, np.ndarray] = {}
@@ -63,7 +69,7 @@ def read_folder(path: Path) -> FolderData:
         arrays[f"y{end}"] = np.array([file.parent.name for file in found])
         if min(steps.values()) < longest:
             arrays[f"lengths{end}"] = np.array([steps[file] for file in found])
-    return FolderData(arrays, _notes(path, parts, tables))
+    return FolderData(arrays, _notes(path, parts, tables), channels)
 
 
 def csv_files(path: Path, endings: tuple[str, ...] = (".csv",)) -> list[Path]:
@@ -147,6 +153,20 @@ def _check_columns(tables: dict[Path, CsvTable]) -> None:
                 f"{file} has {width} columns, but {first} has {expected}: all sequences need the "
                 "same channels"
             )
+
+
+def _in_one_order(
+    tables: dict[Path, CsvTable],
+) -> tuple[dict[Path, CsvTable], tuple[str, ...]]:
+    """Return the tables with their columns in the order of the first header, and its names."""
+    first = next((file for file, table in tables.items() if table.names), None)
+    if first is None:
+        return tables, ()
+    names = tables[first].names
+    return {
+        file: table._replace(values=table.ordered(names, str(file), f"{first} has"))
+        for file, table in tables.items()
+    }, names
 
 
 def _padded(values: np.ndarray, steps: int) -> np.ndarray:

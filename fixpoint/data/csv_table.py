@@ -28,6 +28,7 @@ class CsvTable(NamedTuple):
 
     Attributes:
         values: (T, d) float64.
+        names: of the columns, from the header; empty where there is none or it does not name each.
         counting_header: whether the first line may be the header 0, 1, ..., d - 1 that pandas
             writes for columns without names; the line is part of `values`.
         note: what a user should verify, or an empty string.
@@ -36,6 +37,30 @@ class CsvTable(NamedTuple):
     values: np.ndarray
     counting_header: bool = False
     note: str = ""
+    names: tuple[str, ...] = ()
+
+    def ordered(self, names: Sequence[str], name: str, source: str) -> np.ndarray:
+        """Return the values, (T, d), in the order of these names of columns.
+
+        They are left as they are where no names are given or the table has no header.
+
+        Args:
+            names: of d columns.
+            name: of the file in messages.
+            source: what has these names, in messages.
+
+        Raises:
+            ValueError: the columns of the table have other names.
+        """
+        if not names or not self.names or tuple(names) == self.names:
+            return self.values
+        if sorted(names) != sorted(self.names):
+            raise ValueError(
+                f"{name} has the columns {', '.join(self.names)}, but {source} "
+                f"{', '.join(names)}: rename its columns, or leave out its header to take them by "
+                "position"
+            )
+        return self.values[:, [self.names.index(key) for key in names]]
 
 
 def parse_csv(data: bytes, name: str) -> CsvTable:
@@ -74,8 +99,11 @@ def parse_csv(data: bytes, name: str) -> CsvTable:
     values = _values(rows, name, separator)
     _check_decimal_mark([raw[n] for n in rows], name, separator, len(header))
     if header and header[0] in _INDEX and np.array_equal(values[:, 0], np.arange(len(values))):
-        return CsvTable(values[:, 1:], note="an index column was left out")
-    return CsvTable(values, not header and _may_be_header(values), _doubt(rows, separator))
+        names = _names_of(header[1:], values.shape[1] - 1)
+        return CsvTable(values[:, 1:], note="an index column was left out", names=names)
+    counting = not header and _may_be_header(values)
+    names = _names_of(header, values.shape[1])
+    return CsvTable(values, counting, _doubt(rows, separator), names)
 
 
 def parse_columns(data: bytes, name: str, names: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -172,6 +200,12 @@ def _is_header(cells: list[str]) -> bool:
     if cells[0] == "" and cells[1:] == [str(i) for i in range(len(cells) - 1)]:
         return True
     return not any(map(_is_number, cells)) and any(map(str.isalpha, "".join(cells)))
+
+
+def _names_of(header: list[str], columns: int) -> tuple[str, ...]:
+    """Return the names in a header where it tells all columns apart, else none."""
+    whole = len(header) == len(set(header)) == columns and all(header)
+    return tuple(header) if whole and not any(map(_is_number, header)) else ()
 
 
 def _values(rows: dict[int, list[str]], name: str, separator: str | None) -> np.ndarray:

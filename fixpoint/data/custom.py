@@ -54,9 +54,11 @@ def load(source: Any, *, name: str = "recording", **cutting: Any) -> Dataset:
     `x_train` is another name of `x`, and so on. An array with another name is an error.
 
     A folder has one folder for each class, with one CSV file for each sequence: T lines of d
-    numbers, between commas, semicolons or tabs, optionally with a header. Sequences may differ in
-    length. The folders of the classes may be in folders `train`, `valid` and `test`; without `test`
-    a fifth of each class is held out. Hidden files and folders are not read.
+    numbers, between commas, semicolons or tabs, optionally with a header. Columns are brought into
+    the order of names of the first header, and are kept as `Dataset.channels`; a file without one
+    is taken by position. Sequences may differ in length. The folders of the classes may be in
+    folders `train`, `valid` and `test`; without `test` a fifth of each class is held out. Hidden
+    files and folders are not read.
 
     Values are stored as float32. Where that would round away the differences between sequences, as
     of float64 values with a large mean, the mean of each column is subtracted before and kept in
@@ -83,6 +85,7 @@ def load(source: Any, *, name: str = "recording", **cutting: Any) -> Dataset:
         return _cut(Path(name), [read_recording(source, options, name)], options)
     path = expand(os.fspath(source))
     notes: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}: give an .npz file or a folder")
     if options.window is not None and path.suffix.lower() != ".npz":
@@ -90,7 +93,7 @@ def load(source: Any, *, name: str = "recording", **cutting: Any) -> Dataset:
     _refuse_columns(path, options)
     path = (archive_file_in(path) if path.is_dir() else None) or path
     if path.is_dir():
-        arrays, notes = read_folder(path)
+        arrays, notes, channels = read_folder(path)
     elif is_archive_file(path):
         arrays = read_archive_file(path)
     else:
@@ -98,7 +101,7 @@ def load(source: Any, *, name: str = "recording", **cutting: Any) -> Dataset:
     if options.fill != "none":
         arrays, filled = _filled(arrays, options.fill)
         notes = (*notes, *([f"{filled} missing values filled ({options.fill})"] if filled else []))
-    return _dataset(path, check_arrays(path, arrays), notes)
+    return replace(_dataset(path, check_arrays(path, arrays), notes), channels=channels)
 
 
 def _cut(path: Path, recordings: list[Recording], options: Cutting) -> Dataset:

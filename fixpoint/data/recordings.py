@@ -16,7 +16,7 @@ from fixpoint.data.recording_cells import read_classes, read_names, read_numbers
 
 Fill = Literal["none", "hold", "linear"]
 
-_TIMES = ("time", "timestamp", "datetime", "date")
+TIMES = ("time", "timestamp", "datetime", "date")
 _INDEX = ("", "Unnamed: 0")
 
 
@@ -93,7 +93,7 @@ def read_recording(table: Mapping[str, Any], cutting: Cutting, name: str) -> Rec
     named = [c for c in (cutting.label, cutting.subject, cutting.time) if c is not None]
     if len(set(named)) < len(named):
         raise ValueError(f"{name}: --label, --subject and --time must name different columns")
-    time = cutting.time or next((c for c in columns if c.lower() in _TIMES), None)
+    time = cutting.time or next((c for c in columns if c.lower() in TIMES), None)
     other = {cutting.label, cutting.subject, time, *_INDEX}
     numbers = {}
     for key in cutting.channels or [key for key in columns if key not in other]:
@@ -151,7 +151,7 @@ def _columns(table: Mapping[str, Any], cutting: Cutting) -> dict[str, np.ndarray
     index = getattr(table, "index", None)
     dated = getattr(getattr(index, "dtype", None), "kind", "") == "M"
     key = str(getattr(index, "name", None) or ("time" if dated else ""))
-    wanted = dated or key.lower() in _TIMES or key in (cutting.label, cutting.subject, cutting.time)
+    wanted = dated or key.lower() in TIMES or key in (cutting.label, cutting.subject, cutting.time)
     return {key: np.asarray(index)} | columns if wanted else columns
 
 

@@ -577,3 +577,28 @@ def test_phantom_of_the_last_state_is_that_of_updates_from_the_solution(steps):
     assert torch.equal(evaluated, z)
     with pytest.raises(ValueError, match="equilibrium, last"):
         Phantom(value="first")
+
+
+@pytest.mark.parametrize("name", ["barzilai-borwein", "broyden", "squarem"])
+@pytest.mark.parametrize("by_columns", ["cotangent", "map"])
+def test_not_one_bit_of_a_gradient_depends_on_the_layout(name, by_columns):
+    """A row of a column-major matrix would be summed in another order than the row alone."""
+    x, a, g = torch.randn(3, 3, 101, generator=torch.Generator().manual_seed(0))
+    a = a[0] / 2
+
+    def gradient(rows):
+        given = x[rows].clone().requires_grad_()
+        cotangent = g.t().contiguous().t()[rows] if by_columns == "cotangent" else g[rows]
+
+        def phi(z):
+            if by_columns == "map":
+                return torch.tanh(a[:, None] * z.t() + given.t() + 0.3 * z.t().roll(1, 0)).t()
+            return torch.tanh(a * z + given + 0.3 * z.roll(1, 1))
+
+        solver = make_solver(name, max_iter=300)
+        FixedPoint(solver, Implicit())(phi, torch.zeros_like(given)).z.backward(cotangent)
+        return given.grad
+
+    whole = gradient(slice(0, 3))
+    for i in range(3):
+        assert torch.equal(gradient(slice(i, i + 1))[0], whole[i]), i

@@ -229,3 +229,37 @@ def test_a_frame_is_read_by_the_names_of_its_columns(trained):
 def test_other_windows_are_refused(x, lengths, error, message, trained):
     with pytest.raises(error, match=message):
         load_trained(trained).predict(x, lengths)
+
+
+@pytest.mark.parametrize("sizes", [(6, 6), (5, 6)], ids=["of one length", "of several"])
+def test_headers_of_a_folder_order_the_columns(sizes, tmp_path):
+    def write(path, x, header):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savetxt(path, x, "%.6f", ",", header=header, comments="")
+
+    draw = np.random.default_rng(0)
+    for i in range(20):
+        x = draw.normal(size=(sizes[i // 2 % 2], 3)) + (i % 2) * np.array([2, 0, -2])
+        write(tmp_path / "data" / "ab"[i % 2] / f"{i}.csv", x, "ax,ay,az")
+    trained = run(
+        *("train", "--dataset", tmp_path / "data", "--model", "fastgrnn", "--hidden", 4),
+        *("--epochs", 2, "--batch-size", 8, "--out", tmp_path / "runs"),
+    )
+    assert trained.exit_code == 0, trained.output
+    (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    x = draw.normal(size=(6, 3))
+    write(tmp_path / "1.csv", x, "ax,ay,az")
+    write(tmp_path / "2.csv", x[:, [2, 0, 1]], "az,ax,ay")
+    np.savetxt(tmp_path / "3.csv", x, "%.6f", ",")
+    files = [tmp_path / f"{i}.csv" for i in (1, 2, 3)]
+    rows = read_json(run("predict", folder, *files, "--format", "json"))
+    assert rows[0]["scores"] == rows[1]["scores"] == rows[2]["scores"]
+    write(tmp_path / "4.csv", x, "foo,bar,baz")
+    refused = run("predict", folder, tmp_path / "4.csv")
+    assert refused.exit_code == 2
+    message = "4.csv has the columns foo, bar, baz, but the model takes ax, ay, az: rename its"
+    assert message in refused.stderr
+    inputs = json.loads((folder / "inputs.json").read_text())
+    (folder / "inputs.json").write_text(json.dumps(inputs | {"channels": []}))
+    old = read_json(run("predict", folder, tmp_path / "1.csv", "--format", "json"))
+    assert old[0]["scores"] == rows[0]["scores"]

@@ -229,6 +229,23 @@ def test_a_folder_with_train_and_test(tmp_path):
     np.testing.assert_allclose(data.x_test[0], X[3], rtol=1e-6)
 
 
+def test_columns_of_a_folder_are_in_the_order_of_the_first_header(tmp_path):
+    labels = ["b" if y else "a" for y in Y]
+    csv_folder(tmp_path, zip(labels, X, strict=True), "x,y,z\n")
+    plain = load(tmp_path)
+    assert plain.channels == ("x", "y", "z")
+    file = tmp_path / labels[1] / "001.csv"
+    np.savetxt(file, X[1][:, [2, 0, 1]], "%.9g", ",", header="z,x,y", comments="")
+    file = tmp_path / labels[2] / "002.csv"
+    np.savetxt(file, X[2], "%.9g", ",")
+    mixed = load(tmp_path)
+    assert torch.equal(mixed.x_train, plain.x_train)
+    assert torch.equal(mixed.x_test, plain.x_test)
+    file.write_text("x,y,w\n1,2,3\n")
+    with pytest.raises(ValueError, match=r"002.csv has the columns x, y, w, but .*x, y, z: ren"):
+        load(tmp_path)
+
+
 BAD_CSV = {
     "ragged": (
         "1,2,3\n4,5\n",

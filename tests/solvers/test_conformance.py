@@ -320,6 +320,32 @@ def test_not_one_bit_depends_on_batch_mates(build, mate):
     assert torch.equal(calm.trace.residual[:common, :4], other.trace.residual[:common, :4])
 
 
+def by_columns(x):
+    return x.t().contiguous().t()
+
+
+@pytest.mark.parametrize(
+    ("start", "layout"),
+    [(by_columns, torch.clone), (torch.clone, by_columns)],
+    ids=["of the start", "of the map"],
+)
+def test_not_one_bit_depends_on_the_layout(build, start, layout):
+    """A row of a column-major matrix would be summed in another order than the row alone."""
+    if build.name == "newton-krylov":
+        pytest.skip("the projections of GMRES are batched products")
+    x, z0, a = torch.randn(3, 3, 33, generator=torch.Generator().manual_seed(0))
+
+    def found(rows):
+        def phi(z):
+            return layout(torch.tanh(a[0] / 2 * z + 0.3 * z.roll(1, 1) + x[rows]))
+
+        return solve(phi, start(z0)[rows], build(rtol=1e-4, atol=0.0, max_iter=6)).z
+
+    whole = found(slice(0, 3))
+    for i in range(3):
+        assert torch.equal(found(slice(i, i + 1))[0], whole[i]), i
+
+
 def test_a_relative_tolerance_at_zero_is_never_reached_by_a_state_that_moves(build):
     solution = solve(
         torch.zeros_like, torch.full((1, 2), 10.0), build(rtol=1e-3, max_iter=0, atol=0)

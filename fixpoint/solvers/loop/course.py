@@ -113,12 +113,24 @@ class Course:
             else:
                 self._follow_calm(k, z, *calm)
         self.z, self.fz, self.m, self.looked = z, fz, m, k
-        self.next_check = k + self.every
+        self.next_check = self._next_look(k)
         if self.options.record is not None:
             self.residuals.append(self.status.r)
         if self.options.record == "iterates":
             self.iterates.append(z.detach())
         return z, fz
+
+    def give_each(self, most: int) -> None:
+        """Give each sample a budget of its own, in updates since it began."""
+        self.rules = self.rules._replace(most=float(most))
+        self.next_check = self._next_look(self.looked)
+
+    def _next_look(self, k: int) -> int:
+        """Return the update after which the host looks again, not past the end of a budget."""
+        if self.rules.most == np.inf:
+            return k + self.every
+        left = np.where(self.status.active, self.born + self.rules.most - k, self.every)
+        return k + int(left.min(initial=self.every))
 
     def trusts(self, k: int, z: Tensor, fz: Tensor, doubts: Tensor) -> bool:
         """Tell whether no sample was moved by a guess, (B,), as `observe` measures z; else it is to

@@ -21,7 +21,7 @@ from fixpoint.data.csv_table import parse_columns, parse_csv
 from fixpoint.data.missing import fill_missing
 from fixpoint.data.npz_file import read_user_npz
 from fixpoint.data.recording_windows import cut_recordings
-from fixpoint.data.recordings import read_recording
+from fixpoint.data.recordings import TIMES, read_recording
 from fixpoint.data.text_file import decode
 from fixpoint.training.commands.console import say
 from fixpoint.training.loading import Trained, load_trained
@@ -145,8 +145,11 @@ def _read_npz(run: Trained, path: Path) -> Windows:
 def _read_table(run: Trained, data: bytes, name: str) -> Windows:
     """Return the windows of a recording, or of a table of numbers alone, one after the other."""
     form, windows = run.form, run.recipe.windows
-    if windows.window is None and not (form.channels and _has_header(data, name, form.channels)):
-        return _cut_numbers(run, parse_csv(data, name).values, name)
+    # A table of a run of sequences is one of them, and a time among its channels is a number.
+    alone = form.lengths or any(channel.lower() in TIMES for channel in form.channels)
+    if windows.window is None and (alone or not _has_header(data, name, form.channels)):
+        table = parse_csv(data, name)
+        return _cut_numbers(run, table.ordered(form.channels, name, "the model takes"), name)
     columns = parse_columns(data, name, form.channels)
     cutting = Cutting(**asdict(windows))
     known = {
@@ -168,7 +171,7 @@ def _read_table(run: Trained, data: bytes, name: str) -> Windows:
 
 def _has_header(data: bytes, name: str, channels: Sequence[str]) -> bool:
     first = re.split(r"[\r\n]", decode(data, name), maxsplit=1)[0]
-    return first != "" and all(channel in first for channel in channels)
+    return bool(channels) and first != "" and all(channel in first for channel in channels)
 
 
 def _cut_numbers(run: Trained, values: np.ndarray, name: str) -> Windows:
