@@ -176,8 +176,11 @@ def protocol_table(records: list[Record]) -> str:
     for record in records:
         name = paper_row(record["run"]).recipe
         changed = "; ".join(differences(record, paper_recipe(name)))
-        if changed and not differences(record, load_recipe(name)):
+        own = load_recipe(name)
+        precision = record["run"].get("precision", own.machine.precision)
+        if changed and not differences(record, own.changed(precision=precision)):
             changed = f"recipe `{name}`"
+            changed += "" if precision == own.machine.precision else f", {precision}"
         found.setdefault((name, changed), []).append(record)
     datasets = [row.dataset for row in PAPER.values()]
     order = sorted(PAPER, key=lambda name: datasets.index(PAPER[name].dataset))
