@@ -290,13 +290,13 @@ def clip(kind: Arithmetic, numbers: Sequence[Number], constants: Sequence[Any]) 
     largest = kind.least(kind.where(last > 0, last, math.inf), merit / eps)
     if kind is not TENSORS and kind.all((largest >= size) & (accepted > 0)):
         return [kind.zeros_like(size) + 1, step]
-    # The root of 0, and of what is not chosen, has no part in the gradient.
-    ratio = largest / (size + (size == 0))
-    cut = kind.where(ratio < 1, kind.sqrt(kind.where((ratio > 0) & (ratio < 1), ratio, 1.0)), 1.0)
-    cut = kind.where((cut > tiny) & ((ratio > 0) | (ratio != ratio)), cut, tiny)
-    halves = ((accepted > 0) ^ True) & (learns > 0) & (square > 0) & (size > 0)
-    half = 0.5 * kind.sqrt(kind.where(halves, square, 1.0))
-    half = half / (cut * kind.sqrt(kind.where(halves, size, 1.0)))
+    # The inner `where` keeps the root of 0 out of the gradient.
+    below = size + (size == 0)
+    ratio = largest / below
+    cut = kind.sqrt(kind.where((ratio > 0) & (ratio < 1), ratio, 1.0))
+    cut = kind.where(cut > tiny, cut, tiny)
+    halves = (learns > accepted) & (square > 0)
+    half = 0.5 * kind.sqrt(kind.where(halves, square / below, 1.0)) / cut
     half = kind.where(half < 1, half, 1.0)
     return [cut, kind.where(halves, half, step)]
 

@@ -163,7 +163,13 @@ def test_where_it_is_torchs_own(kind):
         torch.func.grad(lambda v: ours(v)[0].sum())(x)
     ours.implementation = "auto"
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_same(tensors(ours(x)), tensors(theirs(x)), 0)
+        try:
+            expected = tensors(theirs(x))
+        except RuntimeError as error:  # oneDNN has no LSTM in bfloat16 for a CPU without AVX-512
+            with pytest.raises(RuntimeError, match=str(error)[:40]):
+                ours(x)
+        else:
+            assert_same(tensors(ours(x)), expected, 0)
     with pytest.raises(ValueError, match="unknown implementation 'fuse'"):
         PAIRS[kind][1](3, 5, implementation="fuse")
     slope = torch.func.grad(lambda v: ours(v)[0].sum())(x)
