@@ -107,7 +107,7 @@ class _Fused(Stack):
         x, first, good = mask_nonfinite(x, start[0])
         inputs = self.operation.inputs(x, W, bias, V, first, *start[1:])
         options = Options("tanh", span.last_only, False, span.others)
-        states, *others = self.operation(inputs, options)
+        states, *others = self.operation.run(inputs, options)[1]  # as `_why_not` has allowed
         if good is not None:
             states = torch.where(
                 (good[-1] if span.last_only else good).unsqueeze(-1), states, torch.nan
