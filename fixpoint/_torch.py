@@ -418,9 +418,16 @@ def autocast_enabled(device: str) -> bool:
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
+def is_traced_by_fx() -> bool:
+    """Tell whether make_fx records operations, as torch.func.linearize lets it."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
 def has_values(x: Tensor) -> bool:
-    """Tell whether x holds numbers: a meta or fake tensor has a shape alone."""
-    return x.device.type != "meta" and not isinstance(x, FakeTensor)
+    """Tell whether x holds numbers that may be read: a meta or fake tensor has a shape alone, and
+    make_fx lets none be read.
+    """
+    return x.device.type != "meta" and not (isinstance(x, FakeTensor) or is_traced_by_fx())
 
 
 def is_plain(x: Tensor) -> bool:

@@ -72,6 +72,7 @@ class ImplicitProblem:
     adjoint: how the linear problems of its derivatives are solved.
     opaque: how many of the captured tensors, the last ones, f reaches by itself, and not as
         arguments.
+    instances: whether rows are those of several instances of torch.func.vmap.
     solution: the solution, where it is known.
     graph: f evaluated there, and the leaves that stand for the captured tensors.
     note: takes each `Solution` of this problem.
@@ -82,6 +83,7 @@ class ImplicitProblem:
     adjoint: AdjointSolve
     t: int | None = None
     opaque: int = 0
+    instances: bool = False
     solution: Solution | None = None
     graph: tuple[Linearization, list[Tensor]] | None = None
     note: Callable[[Solution], None] | None = None
@@ -106,6 +108,7 @@ class ImplicitProblem:
             self,
             function=_of_instances(self.function, size, in_dims),
             adjoint=_of_any_rows(self.adjoint),
+            instances=True,
             solution=None,
             graph=None,
         )
@@ -119,7 +122,7 @@ class LinearProblem(ImplicitProblem):
 
     known: A, where it is known.
     reverse: whether A is J^T of the map that was solved first, of whose derivatives this is one.
-    order: of this derivative; 0 where rows are those of several instances.
+    order: of this derivative, from 1.
     """
 
     of: PureMap
@@ -147,7 +150,7 @@ class LinearProblem(ImplicitProblem):
                 return scaled.jvp(x) + unit
 
             # Each derivative adds its b and its z in front of those of the one before.
-            at = captured[2 * self.order - 1].detach() if self.order else None
+            at = None if self.instances else captured[2 * self.order - 1].detach()
             derivatives = LinearDerivatives(affine, scaled, at=at, transposed=self.reverse)
             start = self.adjoint.start if self.reverse else None
             solver = self.adjoint.solver_at(at, transposed=self.reverse)
@@ -170,9 +173,10 @@ class LinearProblem(ImplicitProblem):
     def of_instances(self, size: int, in_dims: Sequence[int | None]) -> ImplicitProblem:
         # b and z have rows as x has; they come with all instances as rows.
         of = _of_instances(self.of, size, in_dims[2:])
-        problem = dataclasses.replace(self, adjoint=_of_any_rows(self.adjoint), known=None)
+        adjoint = _of_any_rows(self.adjoint)
+        problem = dataclasses.replace(self, adjoint=adjoint, instances=True, known=None)
         linear = linear_problem(problem, of, transposed=self.transposed)
-        return dataclasses.replace(linear, reverse=self.reverse, order=0)
+        return dataclasses.replace(linear, reverse=self.reverse, order=self.order)
 
 
 def _of_any_rows(adjoint: AdjointSolve) -> AdjointSolve:
@@ -205,6 +209,7 @@ def linear_problem(problem: ImplicitProblem, of: PureMap, *, transposed: bool) -
         adjoint=problem.adjoint,
         t=problem.t,
         opaque=problem.opaque,
+        instances=problem.instances,
         reverse=transposed != (isinstance(problem, LinearProblem) and problem.reverse),
         order=problem.order + 1 if isinstance(problem, LinearProblem) else 1,
     )

@@ -1,11 +1,13 @@
 """torch.func, forward mode and batched gradients through `Implicit`, against long unrolling."""
 
 import threading
+import warnings
 
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fixpoint import (
     Anderson,
@@ -249,3 +251,23 @@ def test_a_map_that_returns_a_captured_leaf_itself(solver, backward):
     h = torch.tensor([[1.0, 2.0]], requires_grad=True)
     FixedPoint(solver, backward)(lambda z: h, torch.zeros(1, 2)).z.sum().backward()
     assert h.grad.tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize("backward", ["unrolled", "phantom"])
+def test_make_fx_and_linearize_of_a_fixed_number_of_updates(backward):
+    f = equilibrium(FixedPoint(Picard(max_iter=6, rtol=0.0, atol=0.0), backward))
+    torch.testing.assert_close(make_fx(f)(W, X)(V, -X), f(V, -X))
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # torch's own
+        value, push = linearize(f, W, X)
+    expected, tangent = jvp(f, (W, X), (V, -X))
+    torch.testing.assert_close((value, push(V, -X)), (expected, tangent))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake"])
+@pytest.mark.parametrize("backward", ["unrolled", "implicit", "phantom"])
+def test_make_fx_and_linearize_refuse_a_solve_to_a_tolerance(backward, mode):
+    f = equilibrium(FixedPoint(Anderson(**TIGHT), backward))
+    with pytest.raises(RuntimeError, match="torch.func.linearize by it, cannot trace"):
+        make_fx(f, tracing_mode=mode)(W, X)
+    with pytest.raises(RuntimeError, match="use torch.func.jvp"):
+        linearize(f, W, X)

@@ -24,6 +24,15 @@ TRANSFORMS = {
     "gradients of samples": lambda F, A, x, h: torch.func.vmap(
         torch.func.grad(lambda A, x: F(A, x, h).sin().sum()), (None, 0)
     )(A, torch.stack([x, x.sin()])),
+    "gradient of instances": lambda F, A, x, h: torch.func.grad(
+        lambda a: torch.func.vmap(lambda a: F(A, a * x, h).sin().sum())(a).sum()
+    )(x[:2, 0, 0]),
+    "Hessian of instances": lambda F, A, x, h: torch.func.hessian(
+        lambda a: torch.func.vmap(lambda a: F(A, a * x, a * h).sin().sum())(a).sum()
+    )(x[:2, 0, 0]),
+    "tangent of instances": lambda F, A, x, h: torch.func.jvp(
+        torch.func.vmap(lambda a: F(a * A, x, h)), (x[:2, 0, 0],), (x[2:4, 0, 0],)
+    ),
 }
 
 

@@ -11,6 +11,7 @@ from fixpoint._torch import (
     has_values,
     inside_forward_mode,
     inside_vmap,
+    is_traced_by_fx,
     no_gradients,
     tree_map,
 )
@@ -28,6 +29,11 @@ VMAP = (
     "torch.func.vmap cannot pass through the updates of a solve to a tolerance, whose end depends "
     "on values: use Implicit() or Phantom(), make its axis the batch axis of z0, or solve with a "
     "fixed number of steps (rtol = atol = 0)"
+)
+FX = (
+    "make_fx, and torch.func.linearize by it, cannot trace a solve to a tolerance, whose end "
+    "depends on values: use torch.func.jvp, torch.compile or torch.export, or solve with a fixed "
+    "number of steps (rtol = atol = 0)"
 )
 
 
@@ -80,6 +86,8 @@ def iterate(
         if not solver.has_tolerance:
             return make_updates(solver, problem, z, tracking, Record(solver, z, columns))
         if not has_values(z):
+            if is_traced_by_fx():
+                raise RuntimeError(FX)
             return _without_values(problem.phi(z)), None
         norms = norms or Norms(z, solver.tolerance, columns)
         return _to_tolerance(solver, problem, z, tracking, norms, solver.max_iter)
