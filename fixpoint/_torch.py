@@ -303,12 +303,15 @@ def to_host(x: Tensor) -> np.ndarray:
     return array
 
 
-def from_host(x: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Copy numbers to a device.
+def from_host(x: np.ndarray, device: torch.device) -> Tensor:
+    """Return numbers on a device; on the CPU they share the memory of x.
 
     The host does not wait for a CUDA device, which has a copy of its own when this returns.
     """
-    return torch.from_numpy(x).to(device, dtype, non_blocking=device.type == "cuda")
+    tensor = torch.from_numpy(x)
+    if device.type == "cpu":
+        return tensor
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def inside_forward_mode() -> bool:

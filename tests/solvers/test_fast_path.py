@@ -34,6 +34,29 @@ def test_without_it_not_one_bit_of_a_solve_changes(build, mate, widths, monkeypa
         assert other.evaluations == plain.evaluations
 
 
+@pytest.mark.parametrize(
+    "phi",
+    [
+        lambda z: torch.tanh(0.8 * z.roll(1, 1) + 0.5),
+        lambda z: 0 * z,
+        lambda z: z + 1,
+        lambda z: z * math.nan,
+        lambda z: 1e30 * torch.cos(1e-30 * z),
+        lambda z: 1e-30 * torch.cos(1e30 * z),
+    ],
+)
+def test_nor_of_one_sample_alone(build, phi, monkeypatch):
+    solver = build(rtol=1e-5, atol=0.0, max_iter=30, record="residual")
+    quick = solve(phi, torch.full((1, 3), 0.5), solver)
+    monkeypatch.setattr(Course, "_is_quiet", lambda *args: False)
+    monkeypatch.setattr(Course, "_calm", lambda *args: None)
+    plain = solve(phi, torch.full((1, 3), 0.5), solver)
+    for name in ("z", "residual", "iterations", "result", "stall"):
+        found, expected = getattr(quick, name), getattr(plain, name)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(quick.trace.residual, plain.trace.residual)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30, 1e-30])
 def test_a_sample_out_of_range_changes_no_bit_of_its_mates(build, value):
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -206,13 +206,14 @@ class Course:
 
     def _note_scale(self) -> None:
         scale = self.status.scale
-        self._atol = rules.tolerance(np, self.rules, scale)
+        self._atol, self._bound = rules.tolerance(np, self.rules, scale), rules.GROWN * scale
         self._least_atol = float(np.min(self._atol, initial=np.inf))
-        self._bound = rules.GROWN * scale
+        if scale.size == 1:
+            self._atol, self._bound = self._least_atol, self._bound.item()
 
-    def _scaled(self, m: Measures) -> np.ndarray:
-        """Return residuals in units of the tolerance, of samples near their scale."""
-        return m.residual / (self.norms.rtol * m.size + self._atol)
+    def _divisor(self, size: Any) -> Any:
+        """Return what a residual is divided by, of states near their scale."""
+        return self.norms.rtol * size + self._atol
 
     def _is_quiet(self, k: int, z: Tensor, m: Measures) -> bool:
         """Note an update after which all samples are nearer to their solutions than before and none
@@ -223,16 +224,27 @@ class Course:
         if self.options.stop_when is not None or self._has_moved is not None:
             return False  # the solver may have refused the step
         best_r = self._status.best_r if self._quiet is None else self._quiet[1]
-        with np.errstate(all="ignore"):
-            r = self._scaled(m)
-            quiet = (r < best_r) & (r > 1) & (m.size <= self._bound)
-            if k % rules.FLOOR_CHECK == 0:
-                quiet &= m.residual > rules.FLOOR * self.rules.eps * m.size
-        if not quiet.all():
+        if len(best_r) == 1:  # Python's numbers are faster than arrays of one
+            sizes = m.residual.item(), m.size.item(), best_r.item()
+            r, quiet = self._compare(k, *sizes) if self._divisor(sizes[1]) > 0 else (np.inf, False)
+            r = np.array((r,))
+        else:
+            with np.errstate(all="ignore"):
+                r, each = self._compare(k, m.residual, m.size, best_r)
+            quiet = each.all()
+        if not quiet:
             return False
         self._quiet, self.best_z = (k, r), z
         self.restarting, self.all_improved = None, True
         return True
+
+    def _compare(self, k: int, residual: Any, size: Any, best_r: Any) -> tuple[Any, Any]:
+        """Return residuals in units of the tolerance, and where update k was a quiet one."""
+        r = residual / self._divisor(size)
+        quiet = (r < best_r) & (r > 1) & (size <= self._bound)
+        if k % rules.FLOOR_CHECK == 0:
+            quiet &= residual > rules.FLOOR * self.rules.eps * size
+        return r, quiet
 
     def _calm(self, k: int, m: Measures) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Return residuals, and samples that are nearer to their solution than before or have just
@@ -243,7 +255,7 @@ class Course:
             return None
         checks_floor = k % rules.FLOOR_CHECK == 0
         with np.errstate(all="ignore"):
-            r = self._scaled(m)
+            r = m.residual / self._divisor(m.size)
             near = m.size <= self._bound
             above = m.residual > rules.FLOOR * self.rules.eps * m.size if checks_floor else near
             if r.ndim == 2:
@@ -383,35 +395,36 @@ class Course:
 
     def solution(self, z: Tensor, derivatives: Derivatives) -> Solution:
         """Return the solution after the last update, z where no better state is kept."""
+        status = self.status
         with np.errstate(all="ignore"):
             age = np.minimum(self.updates - self.born, self.rules.most)
-            result, stall = rules.finish(np, self.rules, self.status, age, self.m)
-            atol_decides = rules.atol_decides(np, self.rules, self.status, self.m)
-        r, solved = self.status.r, (self.status.r <= 1) | self.status.accepted
-        iterations = np.where(self.status.active, age, self.status.iterations)
+            result, stall = rules.finish(np, self.rules, status, age, self.m)
+            atol_decides = rules.atol_decides(np, self.rules, status, self.m)
+        r, solved = status.r, (status.r <= 1) | status.accepted
+        iterations = np.where(status.active, age, status.iterations)
         if self.keep_best and not solved.all():
             z = choose_rows(self._on_device(solved), z, self.best_z)
-            r = np.where(solved, r, self.status.best_r)
+            r = np.where(solved, r, status.best_r)
         return Solution(
             z=z.clone(),
-            residual=self._tensor(r, self.norms.dtype),
-            iterations=self._tensor(iterations, torch.int64),
+            residual=self._tensor(r, self.norms.numpy_dtype),
+            iterations=self._tensor(iterations, np.int64),
             evaluations=self.evaluations + derivatives.evaluations,
-            result=self._tensor(result, torch.int8),
+            result=self._tensor(result, np.int8),
             trace=self._trace(),
             products=derivatives.products,
-            stall=self._tensor(stall, torch.int8),
+            stall=self._tensor(stall, np.int8),
             coupled=self.coupled,
-            atol_decides=self._tensor(atol_decides, torch.bool),
+            atol_decides=self._tensor(atol_decides, np.bool_),
         )
 
-    def _tensor(self, x: np.ndarray, dtype: torch.dtype) -> Tensor:
-        return from_host(np.ascontiguousarray(x), self.z.device, dtype)
+    def _tensor(self, x: np.ndarray, dtype: type[np.generic]) -> Tensor:
+        return from_host(x.astype(dtype, order="C"), self.z.device)
 
     def _trace(self) -> Trace | None:
         if self.options.record is None:
             return None
-        residual = self._tensor(np.stack(self.residuals), self.norms.dtype)
+        residual = self._tensor(np.stack(self.residuals), self.norms.numpy_dtype)
         return Trace(residual, torch.stack(self.iterates) if self.iterates else None)
 
 

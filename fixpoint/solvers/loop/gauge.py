@@ -46,5 +46,5 @@ class Gauge:
         with np.errstate(all="ignore"):
             r = rules.plain_residual(np, given, status, m)
             finite = rules.are_finite(m)
-        r = from_host(r, z.device, self.norms.dtype)
+        r = from_host(r.astype(self.norms.numpy_dtype), z.device)
         return r, from_host(finite, z.device)

@@ -66,6 +66,7 @@ class Norms:
                 f"{len(leaf_atol)}"
             )
         self.dtype = torch.promote_types(z.dtype, torch.float32)
+        self.numpy_dtype = np.float32 if self.dtype == torch.float32 else np.float64
         self.wide = torch.float32 if z.device.type == "mps" else torch.float64
         self.eps = resolution(z)
         self.safe = smallest_safe_norm(self.dtype)
@@ -137,8 +138,7 @@ class Norms:
         z, fz = z.detach(), fz.detach()
         states = (fz - z, fz, *others)
         sizes = self._read(states, self.dtype, flags)
-        least = self.rtol * sizes[1].min(initial=1.0) + least_atol
-        if least >= self.safe and sizes.max(initial=0.0) < np.inf:
+        if self._are_safe(sizes, least_atol):
             return sizes
         with np.errstate(all="ignore"):
             scale = self.rtol * sizes[1] + (self.atol if atol is None else atol)
@@ -146,6 +146,16 @@ class Norms:
         if not exact.all():
             sizes = np.where(exact, sizes, self._read(states, self.wide, flags))
         return sizes
+
+    def _are_safe(self, sizes: np.ndarray, least_atol: float) -> bool:
+        """Tell whether no size is one whose square has left the dtype of the norms."""
+        if sizes[0].size == 1:  # Python's numbers are faster than arrays of one
+            numbers = sizes.ravel().tolist()
+            return self.rtol * min(numbers[1], 1.0) + least_atol >= self.safe and (
+                sum(numbers) < math.inf
+            )
+        least = self.rtol * sizes[1].min(initial=1.0) + least_atol
+        return bool(least >= self.safe and sizes.max(initial=0.0) < np.inf)
 
     def _sizes(self, states: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
         return [self.size(x, dtype) for x in states]
