@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fixpoint._validation import at_least
 from fixpoint.backward._evaluation import first_with_gradient
-from fixpoint.backward._settled import run_until_settled, with_gradient_of_warm_starts
+from fixpoint.backward._settled import run_until_settled, with_implicit_gradients
 from fixpoint.backward.base import Backward, guarded_map, solve_then_track, tracks
 from fixpoint.derivatives import MatrixMap
 from fixpoint.failure import FailedRows, checked_failed, some_lost
@@ -28,14 +28,14 @@ class Unrolled(Backward):
     Memory grows with the number of updates. Choose it for few updates (K up to about 5) and
     wherever the solver is learned; `Implicit` where an equilibrium is really reached.
 
-    Two kinds of samples have the gradient of `Implicit` in place of that of their updates: those
-    that start within the tolerance and so make none, and, in a fixed number of updates of
-    `Anderson`, `Broyden` or `BarzilaiBorwein`, and with `last` of `Newton` or `DampedPicard`, those
-    with |phi(z) - z| <= sqrt(eps) |phi(z)|, where updates are made of rounding noise; these keep
-    the best of their states. A loose tolerance
-    (1e-3) gives the gradient of what was computed, which may be far from that of the equilibrium.
-    So has a sample that does not converge, unless `failed` says otherwise; one that is NONFINITE
-    has none, and does not touch those of the others.
+    Three kinds of samples have the gradient of `Implicit` in place of that of their updates: those
+    that start within the tolerance and so make none, those of a batch whose rows turn out to depend
+    on each other (`Solution.coupled`), and, in a fixed number of updates of `Anderson`, `Broyden`
+    or `BarzilaiBorwein`, and with `last` of `Newton` or `DampedPicard`, those with
+    |phi(z) - z| <= sqrt(eps) |phi(z)|, where updates are made of rounding noise; these keep the
+    best of their states. A loose tolerance (1e-3) gives the gradient of what was computed, which
+    may be far from that of the equilibrium. So has a sample that does not converge, unless `failed`
+    says otherwise; one that is NONFINITE has none, and does not touch those of the others.
 
     Args:
         last: number of last updates to go through; the state before them is detached. A solve
@@ -91,7 +91,7 @@ class Unrolled(Backward):
                 return run_until_settled(solver, phi, z0, t, track_from)
             return solver.run(phi, z0, t, track_from=track_from)
         solution = solver.run(phi, z0, t)
-        return with_gradient_of_warm_starts(solution, solver, phi, z0, t)
+        return with_implicit_gradients(solution, solver, phi, z0, t)
 
     def check(self, solver: Solver) -> None:
         if not solver.unrollable:

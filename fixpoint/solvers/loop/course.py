@@ -381,17 +381,41 @@ class Course:
     def _on_device(self, mask: np.ndarray) -> Tensor:
         return from_host(mask, self.z.device)
 
+    @property
+    def puts_back(self) -> bool:
+        """True if samples are put back to solutions that they have moved on from."""
+        if not (self.rules.goes_on and self.keep_best) or len(self.z) < 2:
+            return False
+        return bool(rules.put_back(self.status).any())
+
+    def put_back(self, z: Tensor) -> Tensor:
+        """Return the states of the solution, z where no better one is kept."""
+        return choose_rows(self._on_device(self._is_last()), z, self.best_z)
+
+    def holds(self, z: Tensor, phi: MatrixMap) -> bool:
+        """Tell whether samples that are put back are solutions beside the others, (B, D)."""
+        self.evaluations += 1
+        with torch.no_grad():
+            sizes = self.norms.measure(z, phi(z.detach()), atol=self._atol)
+        with np.errstate(all="ignore"):
+            m = Measures(sizes[0], sizes[1])
+            return bool(rules.holds(np, self.rules, self.status, m).all())
+
+    def _is_last(self) -> np.ndarray:
+        """Return samples whose last state is returned, (B,)."""
+        return (self.status.r <= 1) | self.status.accepted | self.coupled
+
     def solution(self, z: Tensor, derivatives: Derivatives) -> Solution:
         """Return the solution after the last update, z where no better state is kept."""
         with np.errstate(all="ignore"):
             age = np.minimum(self.updates - self.born, self.rules.most)
             result, stall = rules.finish(np, self.rules, self.status, age, self.m)
             atol_decides = rules.atol_decides(np, self.rules, self.status, self.m)
-        r, solved = self.status.r, (self.status.r <= 1) | self.status.accepted
+        r, is_last = self.status.r, self._is_last()
         iterations = np.where(self.status.active, age, self.status.iterations)
-        if self.keep_best and not solved.all():
-            z = choose_rows(self._on_device(solved), z, self.best_z)
-            r = np.where(solved, r, self.status.best_r)
+        if self.keep_best and not is_last.all():
+            z = choose_rows(self._on_device(is_last), z, self.best_z)
+            r = np.where(is_last, r, self.status.best_r)
         return Solution(
             z=z.clone(),
             residual=self._tensor(r, self.norms.dtype),
