@@ -66,6 +66,7 @@ class Course:
         self.all_active = self.all_improved = True
         self.restarting: Tensor | None = None
         self.z, self.fz, self.best_z = z, z, z
+        self._before = z, z  # z and phi(z) before the last update
         self.active: Tensor | None = None  # on the device; None where all are
         self.moved: Tensor | None = None
         self._has_moved: np.ndarray | None = None
@@ -102,6 +103,7 @@ class Course:
         if self.versions is not None and self.versions != versions(*self.given):
             raise RuntimeError(CHANGED)
         if k < self.next_check and k < self.most:
+            self._before = z, fz
             return z, fz
         m, self._measured = self._measured or self._measure(k, z, fz), None
         if self.renewed is not None:
@@ -113,6 +115,7 @@ class Course:
             else:
                 self._follow_calm(k, z, *calm)
         self.z, self.fz, self.m, self.looked = z, fz, m, k
+        self._before = z, fz
         self.next_check = self._next_look(k)
         if self.options.record is not None:
             self.residuals.append(self.status.r)
@@ -328,8 +331,10 @@ class Course:
         """
         if not rules.grown(self.status, m).any():
             return None
-        change = (fz - z) - (self.fz - self.z)
-        sizes = self.norms.measure(self.z.detach(), z.detach(), change.detach())
+        # Of the last step, though the host has not looked: a longer secant hides how far it is.
+        start, end = self._before
+        change = (fz - z) - (end - start)
+        sizes = self.norms.measure(start.detach(), z.detach(), change.detach())
         noise = 4 * self.norms.eps * m.size  # of both residuals
         change = np.maximum(sizes[2] - noise, 0 * noise)
         distance = np.where(change > 0, m.residual * sizes[0] / change, np.inf)
