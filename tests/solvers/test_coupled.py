@@ -73,7 +73,7 @@ def test_rows_that_move_on_in_a_graph(name, options):
     assert not (solution.converged & (true_residual(solution.z) > 1)).any()
 
 
-def test_independent_rows_that_move_on_stay_solutions():
+def test_independent_rows_that_move_on_remain_solutions():
     """The first row starts within its tolerance, which plain iteration leaves."""
     a = torch.tensor([[2.2], [0.3]], dtype=torch.float64)
     z0 = torch.tensor([[1 + 1e-7], [0.0]], dtype=torch.float64)
