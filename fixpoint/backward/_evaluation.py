@@ -26,9 +26,8 @@ def solve_without_gradient(run: Callable[[MatrixMap], Solution], phi: MatrixMap)
     if torch.compiler.is_compiling():
         with no_gradients():
             return run(phi)
+    first = first_with_gradient(phi)
     with unrecorded():
-        tracking = torch.is_grad_enabled() or inside_forward_mode()
-        first = _FirstWithGradient(phi) if tracking else phi
         try:
             with no_gradients():
                 return run(first)
@@ -37,6 +36,12 @@ def solve_without_gradient(run: Callable[[MatrixMap], Solution], phi: MatrixMap)
                 raise
         with no_gradients():
             return run(_AlwaysWithGradient(phi))
+
+
+def first_with_gradient(phi: MatrixMap) -> MatrixMap:
+    """Return phi, whose first evaluation has its graph where gradients are off by then."""
+    tracking = torch.is_grad_enabled() or inside_forward_mode()
+    return _FirstWithGradient(phi) if tracking else phi
 
 
 class _FirstWithGradient:

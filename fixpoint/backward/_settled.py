@@ -39,11 +39,14 @@ def run_until_settled(
     return replace(solution, z=torch.where(rows, z, solution.z))
 
 
-def with_gradient_of_warm_starts(
+def with_implicit_gradients(
     solution: Solution, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None
 ) -> Solution:
-    """Return the solution with the implicit gradient of the samples that needed no update."""
-    warm = (solution.iterations == 0) & solution.converged
+    """Return the solution with the implicit gradient of the samples that needed no update, and of
+    those that were solved as one, whose first updates took them for independent.
+    """
+    coupled = solution.coupled and not solver.learns_steps
+    warm = ((solution.iterations == 0) | coupled) & solution.converged
     if not torch.is_grad_enabled() or (len(warm) > 0 and not bool(warm.any())):
         return solution
     rows = warm[:, None]

@@ -19,10 +19,12 @@ from fixpoint.tracing import closure_convert_in_vmap
 def run_without_gradient(solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
     """Return the solution without gradient, of all instances that torch.func.vmap hides."""
     if solver.has_tolerance and not torch.compiler.is_compiling() and transform_level():
-        with unrecorded(), no_gradients():
-            if inside_vmap(z0) or inside_vmap(phi(z0)):
+        with unrecorded():
+            fz = phi(z0)  # what phi makes once and keeps has its derivatives
+            if inside_vmap(z0) or inside_vmap(fz):
                 adjoint = AdjointSolve(solver=solver, finish=lambda solution: False)
-                return solve_in_vmap(solver, adjoint, phi, z0, t)
+                with no_gradients():
+                    return solve_in_vmap(solver, adjoint, phi, z0, t)
     return solve_without_gradient(lambda phi: solver.run(phi, z0, t), phi)
 
 

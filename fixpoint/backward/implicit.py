@@ -12,8 +12,10 @@ from torch import Tensor
 
 from fixpoint._modes import unrecorded
 from fixpoint._torch import (
+    has_values,
     inside_forward_mode,
     inside_vmap,
+    is_recorded,
     level_zero,
     primal,
     transform_level,
@@ -162,8 +164,9 @@ class Implicit(Backward):
         solution, last = self._run(solver, phi, z0, t)
         if not torch.is_grad_enabled():
             return solution
+        seen = _with_lost_rows(solution, solver)
         with unrecorded():
-            closure, z = _closure_at(solution, solver, phi, z0)
+            closure, z = _closure_at(seen, phi, z0)
         captured = [*closure.captured, *closure.opaque]
         if not captured:
             return solution
@@ -174,7 +177,7 @@ class Implicit(Backward):
             adjoint=self._adjoint_solve(solver, z.dtype, last),
             t=t,
             opaque=len(closure.opaque),
-            solution=solution,
+            solution=seen,
             graph=(Linearization(closure.fz, z), [*closure.twins, *closure.opaque]),
         )
         return replace(solution, z=implicit_function(problem, solution.z.detach(), *captured)[0])
@@ -209,13 +212,14 @@ class Implicit(Backward):
                 adjoint = self._adjoint_solve(solver, z0.dtype)
                 return solve_in_vmap(solver, adjoint, phi, z0, t)
             solution = at_level_zero(lambda phi: solver.run(phi, primal(z0), t), phi)
-            closure, z = _closure_at(solution, solver, phi, primal(z0))
+            seen = _with_lost_rows(solution, solver)
+            closure, z = _closure_at(seen, phi, primal(z0))
         problem = ImplicitProblem(
             function=closure.function,
             solver=solver,
             adjoint=self._adjoint_solve(solver, z0.dtype),
             t=t,
-            solution=solution,
+            solution=seen,
             graph=(Linearization(closure.fz, z), closure.twins),
         )
         return replace(solution, z=implicit_function(problem, solution.z, *closure.captured)[0])
@@ -269,12 +273,23 @@ def _has_factors(solver: Solver) -> bool:
     return isinstance(solver, Broyden) or (isinstance(solver, Newton) and solver.linear == "direct")
 
 
-def _closure_at(
-    solution: Solution, solver: Solver, phi: MatrixMap, z0: Tensor
-) -> tuple[Closure, Tensor]:
+def _with_lost_rows(solution: Solution, solver: Solver) -> Solution:
+    """Return the solution whose samples that are not finite are NONFINITE, where a fixed number of
+    steps has not looked at them.
+    """
+    z = solution.z
+    if solver.has_tolerance or is_recorded(z) or not has_values(z):
+        return solution
+    lost = ~z.isfinite().all(1)
+    if not bool(lost.any()):
+        return solution
+    result = torch.where(lost, Result.NONFINITE.value, solution.result)
+    return replace(solution, result=result.to(solution.result.dtype))
+
+
+def _closure_at(solution: Solution, phi: MatrixMap, z0: Tensor) -> tuple[Closure, Tensor]:
     """Return phi evaluated at the solution, and the leaf that stands for it there."""
-    measured = solver.has_tolerance or solution.trace is not None
-    unsafe = unsafe_rows(solution) if measured else None
+    unsafe = unsafe_rows(solution)
     with level_zero():
         z = solution.z.detach()
         if unsafe is not None:

@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 
 from fixpoint._validation import at_least
-from fixpoint.backward._settled import run_until_settled, with_gradient_of_warm_starts
+from fixpoint.backward._evaluation import first_with_gradient
+from fixpoint.backward._settled import run_until_settled, with_implicit_gradients
 from fixpoint.backward.base import Backward, guarded_map, solve_then_track, tracks
 from fixpoint.derivatives import MatrixMap
 from fixpoint.failure import FailedRows, checked_failed, some_lost
 from fixpoint.solution import Result, Solution
-from fixpoint.solvers import Anderson, BarzilaiBorwein, Broyden, Solver
+from fixpoint.solvers import Anderson, BarzilaiBorwein, Broyden, DampedPicard, Newton, Solver
+
+USES_DIFFERENCES = (Anderson, BarzilaiBorwein, Broyden)
+"""Solvers that make updates from differences of iterates: rounding noise at a solution."""
+COMPARES_RESIDUALS = (DampedPicard, Newton)
+"""Solvers that shorten steps where |phi(z) - z| has not fallen: at random at a solution."""
 
 
 class Unrolled(Backward):
@@ -22,13 +28,14 @@ class Unrolled(Backward):
     Memory grows with the number of updates. Choose it for few updates (K up to about 5) and
     wherever the solver is learned; `Implicit` where an equilibrium is really reached.
 
-    Two kinds of samples have the gradient of `Implicit` in place of that of their updates: those
-    that start within the tolerance and so make none, and, in a fixed number of updates of
-    `Anderson`, `Broyden` or `BarzilaiBorwein`, those with |phi(z) - z| <= sqrt(eps) |phi(z)|, where
-    updates are made of rounding noise; these keep the best of their states. A loose tolerance
-    (1e-3) gives the gradient of what was computed, which may be far from that of the equilibrium.
-    So has a sample that does not converge, unless `failed` says otherwise; one that is NONFINITE
-    has none, and does not touch those of the others.
+    Three kinds of samples have the gradient of `Implicit` in place of that of their updates: those
+    that start within the tolerance and so make none, those of a batch whose rows turn out to depend
+    on each other (`Solution.coupled`), and, in a fixed number of updates of `Anderson`, `Broyden`
+    or `BarzilaiBorwein`, and with `last` of `Newton` or `DampedPicard`, those with
+    |phi(z) - z| <= sqrt(eps) |phi(z)|, where updates are made of rounding noise; these keep the
+    best of their states. A loose tolerance (1e-3) gives the gradient of what was computed, which
+    may be far from that of the equilibrium. So has a sample that does not converge, unless `failed`
+    says otherwise; one that is NONFINITE has none, and does not touch those of the others.
 
     Args:
         last: number of last updates to go through; the state before them is detached. A solve
@@ -76,12 +83,15 @@ class Unrolled(Backward):
     def _run(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         if not solver.has_tolerance:
             track_from = 0 if self.last is None else solver.max_iter - self.last
-            uses_differences = isinstance(solver, (Anderson, BarzilaiBorwein, Broyden))
-            if uses_differences and solver.record is None:
+            if track_from > 0 and not torch.compiler.is_compiling():
+                phi = first_with_gradient(phi)
+            # Of the last updates alone: all of them are exact, whatever their lengths.
+            kinds = USES_DIFFERENCES if track_from <= 0 else USES_DIFFERENCES + COMPARES_RESIDUALS
+            if isinstance(solver, kinds) and solver.record is None:
                 return run_until_settled(solver, phi, z0, t, track_from)
             return solver.run(phi, z0, t, track_from=track_from)
         solution = solver.run(phi, z0, t)
-        return with_gradient_of_warm_starts(solution, solver, phi, z0, t)
+        return with_implicit_gradients(solution, solver, phi, z0, t)
 
     def check(self, solver: Solver) -> None:
         if not solver.unrollable:

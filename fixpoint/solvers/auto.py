@@ -21,6 +21,7 @@ from fixpoint.solvers.broyden import Broyden
 from fixpoint.solvers.damped_picard import DampedPicard
 from fixpoint.solvers.levenberg_marquardt import LevenbergMarquardt
 from fixpoint.solvers.loop.norms import Norms
+from fixpoint.solvers.loop.rules import MAX_EXCESS
 from fixpoint.solvers.newton import Newton
 
 MIN_UPDATES = 20
@@ -134,7 +135,10 @@ class Auto(IterativeSolver):
             more = replace(
                 more, evaluations=more.evaluations - counted[0], products=more.products - counted[1]
             )
-            solver_index = torch.where(open_, len(names), solver_index)
+            assert more.residual is not None
+            if bool((~open_ & solution.converged & (more.residual > MAX_EXCESS)).any()):
+                more = replace(more, coupled=True)  # a solution is none beside the others' starts
+            solver_index = torch.where(open_ | more.coupled, len(names), solver_index)
             names.append(later.name)
             solution = _joined(solution, more, open_, budget, keep_best=self.keep_best)
         index = torch.where(solution.converged, solver_index, -1).tolist()
@@ -233,7 +237,8 @@ def _joined(
 ) -> Solution:
     """Return both solves as one; the second moved those samples only, by at most their budget.
 
-    The update by which a stage ends a sample that has just improved is none.
+    The update by which a stage ends a sample that has just improved is none. Rows that depend on
+    each other are solutions together: all of them are those of one solve.
     """
     trace = None
     if first.trace is not None and second.trace is not None:
@@ -244,7 +249,12 @@ def _joined(
         trace = Trace(residual, iterates)
     assert first.residual is not None
     assert second.residual is not None
-    better = moved & (second.residual <= first.residual) if keep_best else moved
+    before, after = first.residual, second.residual
+    if first.coupled or second.coupled:
+        moved = torch.ones_like(moved)
+        before = before.max().expand_as(before) if first.coupled else before + torch.inf
+        after = after.max().expand_as(after)
+    better = moved & (after <= before) if keep_best else moved
     stall = first.stall
     if first.stall is not None and second.stall is not None:
         stall = torch.where(moved, second.stall, first.stall)

@@ -44,6 +44,20 @@ def test_a_sample_that_is_not_finite_touches_no_weight(backward):
         torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=0)
 
 
+def test_a_sample_that_is_not_finite_after_fixed_steps_touches_no_weight():
+    x = torch.tensor([[0.5], [NAN]], dtype=D)
+
+    def first(a, x):
+        layer = FixedPoint(Picard(max_iter=80, rtol=0.0, atol=0.0), Implicit())
+        return layer(lambda z: torch.tanh(a * z + x), torch.zeros_like(x)).z[0].sum()
+
+    a = torch.tensor(0.5, dtype=D, requires_grad=True)
+    exact = torch.autograd.grad(first(a, x[:1]), a)[0]
+    torch.testing.assert_close(torch.autograd.grad(first(a, x), a)[0], exact)
+    for derivative in (torch.func.grad, torch.func.jacfwd):
+        torch.testing.assert_close(derivative(first)(a.detach(), x), exact)
+
+
 @pytest.mark.parametrize("backward", [Implicit(), Unrolled(), Unrolled(last=80), Phantom(80)])
 def test_a_state_without_batch_axis_that_is_not_finite_has_no_gradient(backward):
     x = torch.tensor([[0.5, -0.2], [0.1, NAN]], dtype=D)

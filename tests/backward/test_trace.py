@@ -171,6 +171,22 @@ def test_what_phi_makes_once_and_keeps_has_its_graph(solver, backward):
     torch.testing.assert_close(*found, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("backward", [Implicit(), Phantom(80), Unrolled(), Unrolled(last=60)])
+@pytest.mark.parametrize("solver", [Picard(**TIGHT), steps(80)])
+def test_what_phi_makes_once_and_keeps_has_its_derivatives_in_torch_func(solver, backward):
+    def f(v):
+        model = Lazy()
+        phi = lambda z: torch.func.functional_call(model, {"v": v}, (z,))  # noqa: E731
+        return FixedPoint(solver, backward)(phi, ZERO).z.sum()
+
+    v = torch.tensor(0.5, dtype=D)
+    for derivative in (torch.func.grad, torch.func.jacfwd):
+        assert derivative(f)(v).item() == pytest.approx(4.0, rel=1e-9)
+    if solver.has_tolerance and isinstance(backward, (Implicit, Phantom)):
+        both = torch.func.vmap(torch.func.grad(f))(torch.stack((v, 0.5 * v)))
+        torch.testing.assert_close(both, torch.tensor([4.0, 0.75**-2], dtype=D))
+
+
 @pytest.mark.parametrize(("solver", "backward"), [BACKWARDS[0], BACKWARDS[2]])
 def test_loop_variables_that_have_changed_before_the_backward_pass(solver, backward):
     found = []

@@ -11,6 +11,7 @@ from fixpoint import (
     Anderson,
     BarzilaiBorwein,
     Broyden,
+    DampedPicard,
     FixedPoint,
     Implicit,
     Newton,
@@ -46,6 +47,16 @@ def test_fixed_steps_past_convergence_have_the_gradient_of_the_solution(kind, rh
         solver = kind(max_iter=max_iter, rtol=0.0, atol=0.0)
         for dtype, bound in ((torch.float32, 1e-4), (torch.float64, 1e-6)):
             found = weight_gradient(solver, Unrolled(), dtype, rho=rho)
+            assert relative_error(found, exact) < bound
+
+
+@pytest.mark.parametrize("kind", [Anderson, Broyden, BarzilaiBorwein, DampedPicard, Newton])
+def test_the_last_of_fixed_steps_past_convergence_have_the_gradient_of_the_solution(kind):
+    exact = weight_gradient(Newton(rtol=1e-13, atol=0.0), Implicit(), torch.float64)
+    solver = kind(max_iter=80, rtol=0.0, atol=0.0)
+    for last in (3, 20):
+        for dtype, bound in ((torch.float32, 1e-4), (torch.float64, 1e-6)):
+            found = weight_gradient(solver, Unrolled(last=last), dtype)
             assert relative_error(found, exact) < bound
 
 

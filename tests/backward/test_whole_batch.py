@@ -17,8 +17,11 @@ from fixpoint import (
 from fixpoint.models import DEQ
 
 
-@pytest.mark.parametrize("solver", [Picard, Broyden])
-def test_a_graph_whose_nodes_are_rows(solver):
+@pytest.mark.parametrize(
+    ("solver", "unrolled"),
+    [(Picard, False), (Broyden, False), (Broyden, True), (BarzilaiBorwein, True)],
+)
+def test_a_graph_whose_nodes_are_rows(solver, unrolled):
     generator = torch.Generator().manual_seed(0)
     N, D = 9, 3
     A = torch.rand(N, N, generator=generator).double()
@@ -36,7 +39,8 @@ def test_a_graph_whose_nodes_are_rows(solver):
     weight = torch.randn(N, D, generator=generator).double()
     exact = torch.autograd.grad((z * weight).sum(), (W, x))
     options = {"rtol": 1e-10, "atol": 0.0, "max_iter": 300}
-    layer = FixedPoint(solver(**options), Implicit(solver(**options)), on_failure="ignore")
+    backward = Unrolled() if unrolled else Implicit(solver(**options))
+    layer = FixedPoint(solver(**options), backward, on_failure="ignore")
     solution = layer(phi, torch.zeros(N, D, dtype=torch.float64))
     assert solution.converged.all()
     found = torch.autograd.grad((solution.z * weight).sum(), (W, x))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fixpoint import SOLVERS, Picard, make_solver, solve
+from fixpoint import SOLVERS, Picard, SciPySolver, make_solver, solve
 
 NAMES = [name for name in SOLVERS if name != "inexact-newton"]
 
@@ -40,6 +40,59 @@ def test_nodes_of_a_graph(name, record):
     if record:
         assert torch.equal(solution.trace.iterates[-1], solution.z)
         assert solution.trace.residual.shape[1] == N
+
+
+def two_rows(z):
+    return torch.stack([0.5 * z[1] + 1, 0.3 * z[0]])
+
+
+def true_residual(z):
+    """Return the residual of each row in units of the default tolerance."""
+    return (two_rows(z) - z).abs() / (1e-6 + 1e-5 * two_rows(z).abs())
+
+
+@pytest.mark.parametrize("options", [{"stop": "all"}, {"min_iter": 3}, {"min_iter": 60}])
+@pytest.mark.parametrize("keep_best", [True, False])
+@pytest.mark.parametrize("name", ["picard", "anderson", "broyden", "newton", "squarem", "auto"])
+def test_rows_that_move_on_from_their_solutions(name, keep_best, options):
+    """A row put back to its solution is none beside the others as they are then."""
+    z0 = torch.zeros(2, dtype=torch.float64)
+    solution = solve(two_rows, z0, make_solver(name, keep_best=keep_best, **options))
+    assert not (solution.converged & (true_residual(solution.z) > 1)).any()
+    if name != "anderson":  # which spends its updates row by row
+        assert solution.converged.all() or options["min_iter"] == 60
+
+
+@pytest.mark.parametrize("options", [{"stop": "all"}, {"min_iter": 3}])
+@pytest.mark.parametrize("name", ["picard", "anderson"])
+def test_rows_that_move_on_in_a_graph(name, options):
+    torch.compiler.reset()
+    solver = make_solver(name, **options)
+    compiled = torch.compile(lambda z: solve(two_rows, z, solver), fullgraph=True, backend="eager")
+    solution = compiled(torch.zeros(2, dtype=torch.float64))
+    assert not (solution.converged & (true_residual(solution.z) > 1)).any()
+
+
+def test_independent_rows_that_move_on_remain_solutions():
+    """The first row starts within its tolerance, which plain iteration leaves."""
+    a = torch.tensor([[2.2], [0.3]], dtype=torch.float64)
+    z0 = torch.tensor([[1 + 1e-7], [0.0]], dtype=torch.float64)
+    solution = solve(lambda z: z - a * (z - 1), z0, Picard(stop="all", max_iter=60))
+    assert solution.converged.all()
+    assert not solution.coupled
+    assert torch.allclose(solution.z, torch.ones_like(z0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["hybr", "lm", "broyden1", "krylov"])
+@pytest.mark.parametrize("record", [None, "iterates"])
+def test_scipy_solves_coupled_rows_as_one(method, record):
+    z0 = torch.zeros(2, dtype=torch.float64)
+    solution = solve(two_rows, z0, SciPySolver(method, record=record))
+    assert solution.converged.all()
+    assert solution.coupled
+    assert (true_residual(solution.z) <= 1).all()
+    if record:
+        assert torch.equal(solution.trace.iterates[-1, :, 0], solution.z)
 
 
 def test_a_row_that_no_longer_converges_is_not_called_converged():

@@ -62,6 +62,15 @@ def test_a_state_that_runs_away_has_not_converged(problem, name, dtype):
         assert (solution.residual > 1).all()
 
 
+@pytest.mark.parametrize("name", ["newton", "levenberg-marquardt", "auto", "anderson", "picard"])
+def test_a_state_that_runs_away_between_the_looks_of_the_host(name):
+    """|phi(z) - z| = 1 / (1 + |z|): each step is as long as z, the secant of four far shorter."""
+    for options in ({"rtol": 1e-3}, {"rtol": 1e-5}):
+        solver = make_solver(name, check_every=4, max_iter=20, **options)
+        start = torch.zeros(1, 1, dtype=torch.float64)
+        assert not solve(lambda z: z + 1 / (1 + z.abs()), start, solver).converged.any()
+
+
 def test_growth_from_a_small_start_may_converge():
     """From 1e-8 near the unstable origin of tanh(2 z)."""
     start = torch.full((1, 1), 1e-8, dtype=torch.float64)

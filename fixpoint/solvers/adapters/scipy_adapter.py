@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Stall, Trace
 from fixpoint.solvers.base import Record, Solver, SolverOptions, checked_record
 from fixpoint.solvers.finite_differences import derivatives_of
+from fixpoint.solvers.loop import rules
 from fixpoint.solvers.loop.gauge import Gauge
 from fixpoint.solvers.loop.rules import has_stalled
+from fixpoint.solvers.loop.whole import RowNorms, as_one, derivatives_as_one, join
 
 METHODS = (
     "hybr",
@@ -37,9 +40,10 @@ METHODS = (
 class SciPySolver(Solver):
     """scipy.optimize.root on phi(z) - z = 0, one sample at a time, in float64 on the CPU.
 
-    An independent reference to check results against, and a second try where a solver fails. It
-    is slow, since each evaluation of the whole batch moves one sample only; choose
-    `Newton` for work. phi itself runs in the dtype of z0.
+    An independent reference to check results against, and a second try where a solver fails. Where
+    rows of phi depend on each other, the batch is then solved as one sample. It is slow, since each
+    evaluation of the whole batch moves one sample only; choose `Newton` for work. phi itself runs
+    in the dtype of z0.
 
     SciPy's own tolerances are switched off. A sample ends at the first evaluation within
     rtol and atol; after `max_iter` evaluations beyond that of its start, whatever the method;
@@ -103,6 +107,46 @@ class SciPySolver(Solver):
         z = z.detach().clone()
         fz = phi(z)
         gauge = Gauge(z, fz, self.tolerance, getattr(phi, "columns", ()))
+        solution = self._solve_rows(phi, z, fz, gauge, derivatives)
+        moved = solution.iterations > 0
+        if len(z) < 2 or not bool(solution.converged.any() and moved.any()):
+            return solution
+        # Each sample was solved beside the others as they were then.
+        fz = phi(solution.z)
+        r, _ = gauge.measure(solution.z, fz)
+        solution = replace(solution, evaluations=solution.evaluations + 1)
+        if not bool((solution.converged & ~(r <= rules.MAX_EXCESS)).any()):
+            return solution
+        return self._solve_as_one(phi, solution, fz, gauge, derivatives)
+
+    def _solve_as_one(
+        self,
+        phi: MatrixMap,
+        first: Solution,
+        fz: Tensor,
+        gauge: Gauge,
+        derivatives: Derivatives | None,
+    ) -> Solution:
+        """Return the solution, from that of each row, where rows of phi depend on each other."""
+        z, shape = first.z.reshape(1, -1), first.z.shape
+        whole = as_one(phi, shape)
+        if derivatives is not None:
+            derivatives = derivatives_as_one(whole, derivatives, shape)
+        norms = RowNorms(gauge.norms, shape)
+        one = Gauge(z, fz.reshape(1, -1), self.tolerance, norms=norms)
+        rest = self._solve_rows(whole, z.clone(), fz.reshape(1, -1), one, derivatives)
+        rest = replace(rest, evaluations=rest.evaluations - 1)  # that of fz has been counted
+        return join(first, rest, shape)
+
+    def _solve_rows(
+        self,
+        phi: MatrixMap,
+        z: Tensor,
+        fz: Tensor,
+        gauge: Gauge,
+        derivatives: Derivatives | None,
+    ) -> Solution:
+        """Return the solution of each row from z, which is written to, with phi(z) = fz."""
         r, finite = gauge.measure(z, fz)
         searches = [
             _SampleSolve(self, gauge, phi, z, row, fz, start)

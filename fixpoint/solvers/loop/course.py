@@ -66,6 +66,7 @@ class Course:
         self.all_active = self.all_improved = True
         self.restarting: Tensor | None = None
         self.z, self.fz, self.best_z = z, z, z
+        self._before = z, z  # z and phi(z) before the last update
         self.active: Tensor | None = None  # on the device; None where all are
         self.moved: Tensor | None = None
         self._has_moved: np.ndarray | None = None
@@ -102,6 +103,7 @@ class Course:
         if self.versions is not None and self.versions != versions(*self.given):
             raise RuntimeError(CHANGED)
         if k < self.next_check and k < self.most:
+            self._before = z, fz
             return z, fz
         m, self._measured = self._measured or self._measure(k, z, fz), None
         if self.renewed is not None:
@@ -113,6 +115,7 @@ class Course:
             else:
                 self._follow_calm(k, z, *calm)
         self.z, self.fz, self.m, self.looked = z, fz, m, k
+        self._before = z, fz
         self.next_check = self._next_look(k)
         if self.options.record is not None:
             self.residuals.append(self.status.r)
@@ -340,8 +343,10 @@ class Course:
         """
         if not rules.grown(self.status, m).any():
             return None
-        change = (fz - z) - (self.fz - self.z)
-        sizes = self.norms.measure(self.z.detach(), z.detach(), change.detach())
+        # Of the last step, though the host has not looked: a longer secant hides how far it is.
+        start, end = self._before
+        change = (fz - z) - (end - start)
+        sizes = self.norms.measure(start.detach(), z.detach(), change.detach())
         noise = 4 * self.norms.eps * m.size  # of both residuals
         change = np.maximum(sizes[2] - noise, 0 * noise)
         distance = np.where(change > 0, m.residual * sizes[0] / change, np.inf)
@@ -393,6 +398,30 @@ class Course:
     def _on_device(self, mask: np.ndarray) -> Tensor:
         return from_host(mask, self.z.device)
 
+    @property
+    def puts_back(self) -> bool:
+        """True if samples are put back to solutions that they have moved on from."""
+        if not (self.rules.goes_on and self.keep_best) or len(self.z) < 2:
+            return False
+        return bool(rules.put_back(self.status).any())
+
+    def put_back(self, z: Tensor) -> Tensor:
+        """Return the states of the solution, z where no better one is kept."""
+        return choose_rows(self._on_device(self._is_last()), z, self.best_z)
+
+    def holds(self, z: Tensor, phi: MatrixMap) -> bool:
+        """Tell whether samples that are put back are solutions beside the others, (B, D)."""
+        self.evaluations += 1
+        with torch.no_grad():
+            sizes = self.norms.measure(z, phi(z.detach()), atol=self._atol)
+        with np.errstate(all="ignore"):
+            m = Measures(sizes[0], sizes[1])
+            return bool(rules.holds(np, self.rules, self.status, m).all())
+
+    def _is_last(self) -> np.ndarray:
+        """Return samples whose last state is returned, (B,)."""
+        return (self.status.r <= 1) | self.status.accepted | self.coupled
+
     def solution(self, z: Tensor, derivatives: Derivatives) -> Solution:
         """Return the solution after the last update, z where no better state is kept."""
         status = self.status
@@ -400,11 +429,11 @@ class Course:
             age = np.minimum(self.updates - self.born, self.rules.most)
             result, stall = rules.finish(np, self.rules, status, age, self.m)
             atol_decides = rules.atol_decides(np, self.rules, status, self.m)
-        r, solved = status.r, (status.r <= 1) | status.accepted
+        r, is_last = status.r, self._is_last()
         iterations = np.where(status.active, age, status.iterations)
-        if self.keep_best and not solved.all():
-            z = choose_rows(self._on_device(solved), z, self.best_z)
-            r = np.where(solved, r, status.best_r)
+        if self.keep_best and not is_last.all():
+            z = choose_rows(self._on_device(is_last), z, self.best_z)
+            r = np.where(is_last, r, status.best_r)
         return Solution(
             z=z.clone(),
             residual=self._tensor(r, self.norms.numpy_dtype),

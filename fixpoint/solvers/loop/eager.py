@@ -108,10 +108,13 @@ def _to_tolerance(
     move.
     """
     run = Run(solver, problem, z, norms, tracking=tracking, most=most)
-    while run.updates < most and not run.course.done:
-        if run.course.coupled:
-            return _as_one(run.course, solver, problem, run.z, tracking, most - run.updates)
+    course = run.course
+    while run.updates < most and (course.coupled or not course.done):
+        if course.coupled:
+            return _as_one(course, solver, problem, run.z, tracking, most - run.updates)
         run.advance()
+    if course.puts_back and not course.holds(z := course.put_back(run.z), problem.phi):
+        return _as_one(course, solver, problem, z, tracking, most - run.updates)
     return run.solution(), run.state
 
 

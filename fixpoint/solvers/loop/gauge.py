@@ -21,12 +21,18 @@ class Gauge:
         z, fz: start and phi(z), (B, D); they give the scale of each sample.
         tolerance: of the solver.
         columns: numbers of each leaf of a tree.
+        norms: of states like z, in place of those of the tolerance and the columns.
     """
 
     def __init__(
-        self, z: Tensor, fz: Tensor, tolerance: Tolerance, columns: Sequence[int] = ()
+        self,
+        z: Tensor,
+        fz: Tensor,
+        tolerance: Tolerance,
+        columns: Sequence[int] = (),
+        norms: Norms | None = None,
     ) -> None:
-        self.norms = norms = Norms(z, tolerance, columns)
+        self.norms = norms = norms or Norms(z, tolerance, columns)
         self.rules = Rules.of(norms)
         self.grouped = groups_of(columns) is not None
         residual, size, start = norms.measure(z, fz, z.detach())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fixpoint._torch import prepare_loops, tree_flatten, tree_unflatten, while_loop
 from fixpoint.derivatives import MatrixMap
-from fixpoint.solution import Solution
+from fixpoint.solution import Result, Solution
 from fixpoint.solvers._rowwise import either
 from fixpoint.solvers.loop import rules
 from fixpoint.solvers.loop.norms import LoopOptions, Norms, Tolerance, checked_test
@@ -161,9 +161,14 @@ class _Step:
         status, _ = _split(end)
         m = Measures(residual, size)
         result, stall = rules.finish(torch, self.rules, status, k, m)
-        r, solved = status.r, (status.r <= 1) | status.accepted
+        r, is_last = status.r, (status.r <= 1) | status.accepted | status.coupled
         if self.keep_best:
-            z, r = _choose(solved, z, best), torch.where(solved, r, status.best_r)
+            z, r = _choose(is_last, z, best), torch.where(is_last, r, status.best_r)
+            if self.rules.goes_on:
+                m = self.measure(z, self.phi(z))
+                apart = ~rules.holds(torch, self.rules, status, m)
+                r = torch.where(apart, rules.plain_residual(torch, self.rules, status, m), r)
+                result = torch.where(apart, int(Result.MAX_ITER), result)
         return Solution(
             z=z,
             residual=r,

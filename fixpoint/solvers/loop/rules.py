@@ -42,6 +42,9 @@ MIN_FALL = 1e-3
 MAX_DISTANCE = 0.1
 """Largest distance of a grown state to the solution, by the secant of its last step, over its
 size."""
+MAX_EXCESS = 2.0
+"""Largest residual in units of the tolerance where it was below 1 before, as rounding may change
+it."""
 
 T = TypeVar("T", int, Tensor, np.ndarray)
 
@@ -198,11 +201,12 @@ def observe(
     lost_now = status.active & lost
     restarting = lost_now & ~status.plain if rules.restarts else lost_now & False
     nonfinite = status.nonfinite | (lost_now & ~restarting)
-    left = ~status.active & ~ended & ~(r <= 1)
+    # Also one that could not move on from its solution, for `goes_on`, and was ended there.
+    left = ~status.active & ~status.nonfinite & (status.r <= 1) & ~(r <= 1)
     if rules.most < np.inf:
         left = left & (k <= rules.most)
     coupled = status.coupled | left.any()
-    r = xp.where(lost | ended, status.r, r)
+    r = xp.where(lost | (ended & ~left), status.r, r)
     moving = ~ended & ~nonfinite
     settled = (r <= 1) if accepts is None else (r <= 1) | (accepts & finite)
     settled = settled & moving & (k >= rules.min_iter)
@@ -322,12 +326,25 @@ def finish(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -> tupl
     stall = xp.where(status.stall > 0, status.stall, stall)
     r = status.r
     if rules.goes_on and rules.keeps_best:  # one that moved on from a solution is put back there
-        there = status.best_r <= 1
+        there = put_back(status) | (status.r <= 1)
         r, lost = xp.where(there, status.best_r, r), lost & ~there
     result, stall = classify(xp, r, nonfinite=lost, stall=stall)
     result = xp.where(status.accepted & ~(r <= 1), int(Result.ACCEPTED), result)
     stopped = going & (result == int(Result.MAX_ITER)) & has_enough(rules, status)
     return xp.where(stopped, int(Result.STOPPED), result), stall
+
+
+def put_back(status: Status) -> Array:
+    """Tell which samples are put back to the solution that they have moved on from, (B,)."""
+    return (status.best_r <= 1) & ~(status.r <= 1) & ~status.coupled
+
+
+def holds(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:
+    """Tell which of the samples that are put back are solutions beside the others as they are now,
+    (B,); rows of phi that are coupled are none.
+    """
+    r = plain_residual(xp, rules, status, m)
+    return ~put_back(status) | (r <= MAX_EXCESS)
 
 
 def atol_decides(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:
