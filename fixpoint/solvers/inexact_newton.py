@@ -127,29 +127,36 @@ class InexactNewton(IterativeSolver):
         return torch.lerp(z, fz, state.index_select(0, k.view(1))), state
 
     def steps(self, t: int | None = None) -> Tensor:
-        """Return eta of the K updates at time t, (K,)."""
+        """Return eta of the updates at time t, (K,)."""
         if self.timesteps is None:
-            return self.eta
-        if t is None:
+            eta = self.eta
+        elif t is None:
             raise ValueError(
                 f"eta has {self.timesteps} rows (timesteps={self.timesteps}), so the solve needs "
                 "its time index: pass t, or build InexactNewton with timesteps=None to share eta "
                 "over time"
             )
-        if not 0 <= t < self.timesteps:
+        elif not 0 <= t < self.timesteps:
             raise ValueError(
                 f"eta has {self.timesteps} rows (timesteps={self.timesteps}) but t={t} was asked "
                 "for; build InexactNewton with a larger timesteps, or timesteps=None to share eta "
                 "over time"
             )
-        return self.eta[t]
+        else:
+            eta = self.eta[t]
+        return eta if len(eta) == self.max_iter else eta[: self.max_iter]
 
-    def steps_until(self, T: int) -> Tensor:
-        """Return eta of the first T time steps, (T, K), or (K,) where they share it."""
+    def steps_until(self, T: int, start: int = 0) -> Tensor:
+        """Return eta of time steps start .. T - 1, (T - start, K), or (K,) where they share it.
+
+        K is `max_iter`; `with_options` may have made it less than eta has.
+        """
         if self.timesteps is None:
-            return self.eta
-        self.steps(T - 1)
-        return self.eta[:T]
+            eta = self.eta
+        else:
+            self.steps(T - 1)
+            eta = self.eta[start:T]
+        return eta if eta.shape[-1] == self.max_iter else eta[..., : self.max_iter]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, timesteps={self.timesteps}, learn={self.learn}"
