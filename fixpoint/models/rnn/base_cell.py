@@ -251,11 +251,15 @@ class RecurrentCell(OptionsMixin, Resettable):
         if span is not None and hx is not None:
             return self.sequence(x, hx, span)
         rows, h = self.rows(x, hx)
-        if torch.is_grad_enabled() and not all_finite(rows, h):
-            # which keeps the samples that are not finite out of all gradients
+        finite = all_finite(rows, h)  # and on the CPU
+        if finite and not torch.is_autocast_enabled("cpu"):
+            new = self.single_step(rows, h, t)
+        elif torch.is_grad_enabled() or autocast_enabled(x.device.type):
+            # which keeps the samples that are not finite out of all gradients, and the dtypes
             new = self.sequence(rows.unsqueeze(0), h, Span(start=t or 0, last_only=True))
         else:
             new = self.single_step(rows, h, t)
+            new = new + (0 * rows).sum(1, keepdim=True) + (0 * h).sum(1, keepdim=True)
         return new.squeeze(0) if x.dim() == 1 else new
 
     def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
