@@ -73,8 +73,10 @@ class InexactNewton(IterativeSolver):
         )
         self.timesteps = timesteps if timesteps is None else at_least(1, timesteps=timesteps)
         shape = (max_iter,) if timesteps is None else (timesteps, max_iter)
-        value = _initial(eta, shape)
-        self.first_eta = value.clone()
+        self.first_eta = _initial(eta, shape)
+        where = eta.device if isinstance(eta, Tensor) else None
+        value = torch.empty_like(self.first_eta, device=where or torch.get_default_device())
+        value.copy_(self.first_eta)
         if learn:
             self.eta = nn.Parameter(value)
         else:
@@ -163,11 +165,12 @@ class InexactNewton(IterativeSolver):
 
 
 def _initial(eta: float | Sequence[float] | Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return eta in the shape of the parameter."""
+    """Return eta in the shape of the parameter, with values also within torch.device("meta")."""
     if isinstance(eta, float) and not math.isfinite(eta):
         raise ValueError(f"eta must be finite; got {eta}")
     try:
-        value = torch.as_tensor(eta, dtype=torch.get_default_dtype()).detach()
+        where = eta.device if isinstance(eta, Tensor) else "cpu"
+        value = torch.as_tensor(eta, dtype=torch.get_default_dtype(), device=where).detach()
         return value.expand(shape).clone()
     except (TypeError, ValueError, RuntimeError):
         needed = f"a number or one for each of the max_iter={shape[-1]} updates"
