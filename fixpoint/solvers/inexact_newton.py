@@ -85,7 +85,14 @@ class InexactNewton(IterativeSolver):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Put eta to its first values, as torch.nn's modules do, also after `to_empty`."""
-        self.eta.copy_(self.first_eta)
+        eta: Any = self.eta
+        if hasattr(eta, "device_mesh"):  # FSDP has sharded it
+            from torch.distributed.tensor import distribute_tensor
+
+            first = self.first_eta.to(eta.device, eta.dtype)
+            eta.copy_(distribute_tensor(first, eta.device_mesh, eta.placements))
+        else:
+            eta.copy_(self.first_eta)
 
     @property
     def learn(self) -> bool:

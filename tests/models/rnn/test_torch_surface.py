@@ -226,6 +226,25 @@ def test_deferred_initialization_by_a_context(make):
         assert torch.equal(p, other)
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_deferred_initialization_of_sharded_steps(tmp_path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        with torch.device("meta"):
+            layer = ERNN(3, 4, timesteps=6)
+        fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+        layer.to_empty(device="cpu").reset_parameters()
+        assert torch.equal(layer.fixed_point.solver.eta.full_tensor(), torch.full((6, 1), 0.01))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("kind", [FastRNN, FastGRNN, UGRNN, SpectralRNN, EURNN, ERNN, GRU, LSTM])
 def test_skip_init(kind):
     layer = skip_init(kind, 3, 4, dtype=torch.float64)
