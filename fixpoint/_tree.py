@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fixpoint._groups import Columns, Groups
-from fixpoint._torch import tree_flatten, tree_structure, tree_unflatten
+from fixpoint._torch import autocast_enabled, tree_flatten, tree_structure, tree_unflatten
 
 Tree = Any
 """A tensor, or a (nested) tuple, list or dict of tensors, whose leaves are (B, ...)."""
@@ -177,7 +177,7 @@ class Packing:
     def _same_dtype(self, leaf: Tensor, dtype: torch.dtype) -> Tensor:
         if leaf.dtype == dtype:
             return leaf
-        lowered = torch.is_autocast_enabled(leaf.device.type)
+        lowered = autocast_enabled(leaf.device.type)
         if lowered and leaf.dtype.is_floating_point and dtype.is_floating_point:
             return leaf.to(dtype)
         raise TypeError(

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from fixpoint._modes import RecordingMode, map_nested, unrecorded
 from fixpoint._torch import (
     TorchDispatchMode,
+    autocast_enabled,
     graph_clock,
     graph_pass,
     inside_forward_mode,
@@ -287,7 +288,7 @@ class _Recorder(RecordingMode):
         arguments, options = map_nested(args, self._slot), map_nested(kwargs, self._slot)
         if self.of_place:
             args, kwargs = map_nested(args, self._value), map_nested(kwargs, self._value)
-        dtype = torch.get_autocast_dtype(self.kind) if _is_lowered(self.kind) else None
+        dtype = torch.get_autocast_dtype(self.kind) if autocast_enabled(self.kind) else None
         out = func(*args, **kwargs)
         result = map_nested(out, self._result)
         if out is None or _has_slots(result):  # else phi has read a number, a shape or a dtype
@@ -451,18 +452,14 @@ def stop_gradient_at(tensors: list[Tensor], root: Tensor) -> Iterator[None]:
 def autocast_state(z: Tensor) -> AutocastState:
     """Return the autocast state of the device of z."""
     kind = z.device.type
-    return AutocastState(kind, torch.get_autocast_dtype(kind) if _is_lowered(kind) else None)
-
-
-def _is_lowered(kind: str) -> bool:
-    return torch.is_autocast_enabled(kind)
+    return AutocastState(kind, torch.get_autocast_dtype(kind) if autocast_enabled(kind) else None)
 
 
 @contextmanager
 def _autocast(state: AutocastState) -> Iterator[None]:
     """Set that autocast state for the operations of the block."""
     kind, dtype = state
-    if dtype == (torch.get_autocast_dtype(kind) if _is_lowered(kind) else None):
+    if dtype == (torch.get_autocast_dtype(kind) if autocast_enabled(kind) else None):
         yield
     else:
         # Without a cache: what it would keep are casts of weights that may change.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.weight_norm import WeightNorm, norm_except_dim
 
 Start = Callable[[Tensor], Any]
 """Writes the first values of a parameter in place."""
@@ -50,11 +51,23 @@ class Resettable(nn.Module):
 
     @torch.no_grad()
     def _reset(self, name: str) -> None:
-        stored = self._parameters.get(name, self._parameters.get(f"{name}_orig"))
+        start = self._starts[name]
         if parametrize.is_parametrized(self, name):
-            stored = self.parametrizations[name].original  # type: ignore[index,union-attr]
+            parametrizations: Any = self.parametrizations[name]  # type: ignore[index]
+            if parametrizations.is_tensor:
+                start(parametrizations.original)
+            else:  # as of a length and a direction
+                setattr(self, name, start(torch.empty_like(getattr(self, name))))
+            return
+        for hook in self._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm) and hook.name == name:
+                direction: Any = self._parameters[f"{name}_v"]
+                length: Any = self._parameters[f"{name}_g"]
+                start(direction)
+                length.copy_(norm_except_dim(direction, 2, hook.dim))
+        stored = self._parameters.get(name, self._parameters.get(f"{name}_orig"))
         if stored is not None:
-            self._starts[name](stored)
+            start(stored)
 
 
 def first_parameter(module: nn.Module) -> Tensor:

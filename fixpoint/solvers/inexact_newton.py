@@ -73,8 +73,10 @@ class InexactNewton(IterativeSolver):
         )
         self.timesteps = timesteps if timesteps is None else at_least(1, timesteps=timesteps)
         shape = (max_iter,) if timesteps is None else (timesteps, max_iter)
-        value = _initial(eta, shape)
-        self.first_eta = value.clone()
+        self.first_eta = _initial(eta, shape)
+        where = eta.device if isinstance(eta, Tensor) else None
+        value = torch.empty_like(self.first_eta, device=where or torch.get_default_device())
+        value.copy_(self.first_eta)
         if learn:
             self.eta = nn.Parameter(value)
         else:
@@ -83,7 +85,14 @@ class InexactNewton(IterativeSolver):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Put eta to its first values, as torch.nn's modules do, also after `to_empty`."""
-        self.eta.copy_(self.first_eta)
+        eta: Any = self.eta
+        if hasattr(eta, "device_mesh"):  # FSDP has sharded it
+            from torch.distributed.tensor import distribute_tensor
+
+            first = self.first_eta.to(eta.device, eta.dtype)
+            eta.copy_(distribute_tensor(first, eta.device_mesh, eta.placements))
+        else:
+            eta.copy_(self.first_eta)
 
     @property
     def learn(self) -> bool:
@@ -127,40 +136,48 @@ class InexactNewton(IterativeSolver):
         return torch.lerp(z, fz, state.index_select(0, k.view(1))), state
 
     def steps(self, t: int | None = None) -> Tensor:
-        """Return eta of the K updates at time t, (K,)."""
+        """Return eta of the updates at time t, (K,)."""
         if self.timesteps is None:
-            return self.eta
-        if t is None:
+            eta = self.eta
+        elif t is None:
             raise ValueError(
                 f"eta has {self.timesteps} rows (timesteps={self.timesteps}), so the solve needs "
                 "its time index: pass t, or build InexactNewton with timesteps=None to share eta "
                 "over time"
             )
-        if not 0 <= t < self.timesteps:
+        elif not 0 <= t < self.timesteps:
             raise ValueError(
                 f"eta has {self.timesteps} rows (timesteps={self.timesteps}) but t={t} was asked "
                 "for; build InexactNewton with a larger timesteps, or timesteps=None to share eta "
                 "over time"
             )
-        return self.eta[t]
+        else:
+            eta = self.eta[t]
+        return eta if len(eta) == self.max_iter else eta[: self.max_iter]
 
-    def steps_until(self, T: int) -> Tensor:
-        """Return eta of the first T time steps, (T, K), or (K,) where they share it."""
+    def steps_until(self, T: int, start: int = 0) -> Tensor:
+        """Return eta of time steps start .. T - 1, (T - start, K), or (K,) where they share it.
+
+        K is `max_iter`; `with_options` may have made it less than eta has.
+        """
         if self.timesteps is None:
-            return self.eta
-        self.steps(T - 1)
-        return self.eta[:T]
+            eta = self.eta
+        else:
+            self.steps(T - 1)
+            eta = self.eta[start:T]
+        return eta if eta.shape[-1] == self.max_iter else eta[..., : self.max_iter]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, timesteps={self.timesteps}, learn={self.learn}"
 
 
 def _initial(eta: float | Sequence[float] | Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return eta in the shape of the parameter."""
+    """Return eta in the shape of the parameter, with values also within torch.device("meta")."""
     if isinstance(eta, float) and not math.isfinite(eta):
         raise ValueError(f"eta must be finite; got {eta}")
     try:
-        value = torch.as_tensor(eta, dtype=torch.get_default_dtype()).detach()
+        where = eta.device if isinstance(eta, Tensor) else "cpu"
+        value = torch.as_tensor(eta, dtype=torch.get_default_dtype(), device=where).detach()
         return value.expand(shape).clone()
     except (TypeError, ValueError, RuntimeError):
         needed = f"a number or one for each of the max_iter={shape[-1]} updates"

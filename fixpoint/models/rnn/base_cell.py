@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import autocast_enabled, carries_tangents, is_exporting
+from fixpoint._torch import autocast_enabled, carries_tangents, has_values, is_exporting
 from fixpoint._torch import scan as scan_in_graph
 from fixpoint._validation import at_least, boolean
 from fixpoint.models._parameters import Resettable, Start, first_parameter
@@ -173,6 +173,8 @@ class RecurrentCell(OptionsMixin, Resettable):
     def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
         """Return the recurrence for x, (T, B, d), and h0, (B, n), as a step on rows of time and
         batch.
+
+        That of a cell with `timesteps` takes `start`, the time index of the first step, too.
         """
 
         def step(h: Tensor, x: Tensor) -> Tensor:
@@ -190,9 +192,9 @@ class RecurrentCell(OptionsMixin, Resettable):
         if is_exporting() and isinstance(x.shape[0], torch.SymInt):
             h = self._states_of_any_length(x, h0, span)
         else:
-            h = None if self.time == "sequential" else self._states_at_once(x, h0, span)
+            at = {} if self.timesteps is None else {"start": span.start}
+            h = None if self.time == "sequential" else self._states_at_once(x, h0, span, at)
             if h is None:
-                at = {} if self.timesteps is None else {"start": span.start}
                 h = self.states(x, h0, last_only=span.last_only, **at)
         if h.dtype != dtype:
             h = h.to(dtype)
@@ -200,12 +202,14 @@ class RecurrentCell(OptionsMixin, Resettable):
             return h
         return torch.where((good[-1] if span.last_only else good).unsqueeze(-1), h, torch.nan)
 
-    def _states_at_once(self, x: Tensor, h0: Tensor, span: Span) -> Tensor | None:
+    def _states_at_once(
+        self, x: Tensor, h0: Tensor, span: Span, at: dict[str, int]
+    ) -> Tensor | None:
         """Return `states`, solved for all time steps at once, or None where they are not to be."""
-        if len(x) == 1:
+        if len(x) == 1 or not has_values(x):
             return None
         with without_autocast(x.device.type):
-            form = self._parallel_form_to_take(x, h0)
+            form = self._parallel_form_to_take(x, h0, at)
             if form is None:
                 return None
             states, solution = solve_states(form, h0)
@@ -229,14 +233,16 @@ class RecurrentCell(OptionsMixin, Resettable):
         last, states = scan_in_graph(step, h0, x)
         return last if span.last_only else states
 
-    def _parallel_form_to_take(self, x: Tensor, h0: Tensor) -> ParallelForm | None:
+    def _parallel_form_to_take(
+        self, x: Tensor, h0: Tensor, at: dict[str, int]
+    ) -> ParallelForm | None:
         if self.time == "parallel":
             sequential = carries_tangents() or is_exporting()
-            return None if sequential else self.parallel_form(x, h0)
+            return None if sequential else self.parallel_form(x, h0, **at)
         fused = self.implementation != "reference" and self.no_fused_path() is None
         if fused or is_traced() or self.no_parallel_path():
             return None
-        form = self.parallel_form(x, h0)
+        form = self.parallel_form(x, h0, **at)
         return form if parallel_pays(form, h0) else None
 
     def forward(
@@ -245,11 +251,15 @@ class RecurrentCell(OptionsMixin, Resettable):
         if span is not None and hx is not None:
             return self.sequence(x, hx, span)
         rows, h = self.rows(x, hx)
-        if torch.is_grad_enabled() and not all_finite(rows, h):
-            # which keeps the samples that are not finite out of all gradients
+        finite = all_finite(rows, h)  # and on the CPU
+        if finite and not torch.is_autocast_enabled("cpu"):
+            new = self.single_step(rows, h, t)
+        elif torch.is_grad_enabled() or autocast_enabled(x.device.type):
+            # which keeps the samples that are not finite out of all gradients, and the dtypes
             new = self.sequence(rows.unsqueeze(0), h, Span(start=t or 0, last_only=True))
         else:
             new = self.single_step(rows, h, t)
+            new = new + (0 * rows).sum(1, keepdim=True) + (0 * h).sum(1, keepdim=True)
         return new.squeeze(0) if x.dim() == 1 else new
 
     def single_step(self, x: Tensor, h: Tensor, t: int | None) -> Tensor:
@@ -430,8 +440,8 @@ class LeakyCell(FusedCell):
         c = ACTIVATIONS[self.nonlinearity](torch.addmm(linear(x, W, bias), h, A.mT))
         return (h * a).addcmul(c, b)
 
-    def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
-        weights = self.recurrence(len(x))._asdict()
+    def parallel_form(self, x: Tensor, h0: Tensor, start: int = 0) -> ParallelForm:
+        weights = self.recurrence(len(x), start)._asdict()
         return leaky_form(x, len(h0), activation=self.nonlinearity, **weights)
 
 

@@ -62,7 +62,8 @@ def fused_trajectory(
     x and h0 are finite; good: which states are, of `mask_nonfinite`. torch.compile leaves it out of
     its graph as a whole, not each time step's solve.
     """
-    given = phi, fixed_point, plan.method._replace(start=start), x, h0, good
+    method = plan.method._replace(start=start, activation=phi.nonlinearity)
+    given = phi, fixed_point, method, x, h0, good
     run = _manifold_trajectory if plan.path == "manifold" else _self_feedback_trajectory
     leaves = fixed_point.solver.has_tolerance or not fixed_point.compiles
     if leaves and torch.compiler.is_compiling() and not is_exporting():

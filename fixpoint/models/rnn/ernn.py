@@ -153,12 +153,12 @@ class ERNNCell(LeakyCell):
             return None
         return f"its backward is Unrolled() through all steps, not {backward!r}"
 
-    def parallel_form(self, x: Tensor, h0: Tensor) -> ParallelForm:
+    def parallel_form(self, x: Tensor, h0: Tensor, start: int = 0) -> ParallelForm:
         if self._why_not_leaky() is None:
-            return super().parallel_form(x, h0)
+            return super().parallel_form(x, h0, start)
         solver = self.fixed_point.solver
         if isinstance(solver, InexactNewton) and not solver.has_tolerance:
-            return self._inner_steps_form(x, solver.steps_until(len(x)))
+            return self._inner_steps_form(x, solver.steps_until(start + len(x), start))
         # Jacobians of many units cost more than they save where phi contracts.
         jacobian = "dense" if self.hidden_size <= MAX_DENSE else "zero"
         assert isinstance(solver, IterativeSolver)
@@ -224,9 +224,7 @@ class ERNNCell(LeakyCell):
         weights: Any = self.map(read=lambda phi: phi.as_leaky_step())
         if not isinstance(solver, InexactNewton) or weights is None:
             raise ValueError(f"the layer is not a leaky recurrence: {self.no_fused_path()}")
-        eta = solver.steps_until(start + T)
-        if start and solver.timesteps is not None:
-            eta = eta[start:]
+        eta = solver.steps_until(start + T, start)
         A, W, b = weights
         return Leaky(A, W, b, 1 - eta, eta)
 

@@ -104,15 +104,21 @@ class _Fused(Stack):
             last, output = scan(step, start, x)
             return output, last[1:]
         bias = None if inner is None or recurrent is None else self._bias(inner, recurrent)
-        x, first, good = mask_nonfinite(x, start[0])
-        inputs = self.operation.inputs(x, W, bias, V, first, *start[1:])
+        count = self.tensors_of_state
+        x, first, good = mask_nonfinite(x, start[0] if count == 1 else torch.cat(start, 1))
+        inputs = self.operation.inputs(x, W, bias, V, *first.chunk(count, 1))
         options = Options("tanh", span.last_only, False, span.others)
-        states, *others = self.operation.run(inputs, options)[1]  # as `_why_not` has allowed
+        found = self.operation.run(inputs, options)[1]  # as `_why_not` has allowed
         if good is not None:
-            states = torch.where(
-                (good[-1] if span.last_only else good).unsqueeze(-1), states, torch.nan
+            last, whole = good[-1].unsqueeze(-1), good.unsqueeze(-1)
+            asked = options.whole(count)
+            found = tuple(
+                [
+                    torch.where(whole if all_steps else last, v, torch.nan)
+                    for v, all_steps in zip(found, asked, strict=True)
+                ]
             )
-        return states, tuple(others)
+        return found[0], found[1:]
 
 
 class GRU(_Fused, nn.GRU):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fixpoint._groups import groups_of
-from fixpoint._torch import to_host
+from fixpoint._torch import autocast_enabled, to_host
 
 Norm = Callable[[Tensor], Tensor]
 """Size of each sample: (B, D) -> (B,)."""
@@ -183,7 +183,7 @@ def checked_test(accepts: Tensor, z: Tensor) -> Tensor:
 def resolution(z: Tensor) -> float:
     """Return relative spacing of the numbers that phi computes with, which autocast may lower."""
     eps = torch.finfo(z.dtype).eps
-    if torch.is_autocast_enabled(z.device.type):
+    if autocast_enabled(z.device.type):
         eps = max(eps, torch.finfo(torch.get_autocast_dtype(z.device.type)).eps)
     return eps
 

@@ -366,3 +366,15 @@ def test_repr():
     assert "3, 5, batch_first=True" in text
     assert "JordanMap(3, 5, nonlinearity='relu')" in text
     assert "InexactNewton(max_iter=1, timesteps=4, learn=True)" in text
+
+
+@pytest.mark.parametrize("timesteps", [None, 5])
+@pytest.mark.parametrize("map", ["jordan", "self-feedback"])
+def test_a_solver_with_fewer_updates_than_steps(map, timesteps):
+    torch.manual_seed(0)
+    solver = InexactNewton(3, eta=0.4, timesteps=timesteps).with_options(max_iter=2)
+    layer, x = ERNN(3, 4, map=map, solver=solver), torch.randn(5, 2, 3)
+    whole = layer(x)[0]
+    torch.testing.assert_close(layer.step(x[0])[0], whole[0])
+    layer.l0.implementation = "reference"
+    torch.testing.assert_close(whole, layer(x)[0])

@@ -18,7 +18,7 @@ from fixpoint.models import (
     RecurrentCell,
     SpectralRNN,
 )
-from fixpoint.models.rnn.base_layer import Recurrent
+from fixpoint.models.rnn.base_layer import Recurrent, StreamState
 
 T, B, d, n = 40, 3, 4, 6
 
@@ -223,3 +223,28 @@ def test_the_choice_is_shown_and_checked():
         ERNN(d, n, map="self-feedback", solver="picard", time="parallel")
     with pytest.raises(ValueError, match="InexactNewton"):
         ERNN(d, n, solver=InexactNewton(0), time="parallel")
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "eta" in name or "K = 3" in name])
+def test_a_piece_of_a_stream_has_the_steps_of_its_time_indices(name):
+    torch.manual_seed(0)
+    layer = LAYERS[name](time="parallel").double()
+    with torch.no_grad():
+        layer.fixed_point.solver.eta.uniform_(0.1, 0.6)
+    x, start = torch.randn(T, B, d, dtype=torch.float64), torch.zeros(1, B, n, dtype=torch.float64)
+    first, state = layer(x[:15], StreamState(start, 0))
+    second, _ = layer(x[15:], state)
+    layer.l0.time = "sequential"
+    torch.testing.assert_close(torch.cat([first, second]), layer(x)[0])
+
+
+def test_inner_steps_of_a_piece_of_a_stream():
+    torch.manual_seed(0)
+    options = {"map": "self-feedback", "max_iter": 2, "timesteps": T, "time": "parallel"}
+    layer = ERNN(d, n, **options).double()
+    with torch.no_grad():
+        layer.fixed_point.solver.eta.uniform_(0.1, 0.6)
+    x, start = torch.randn(T, B, d, dtype=torch.float64), torch.zeros(1, B, n, dtype=torch.float64)
+    whole = layer(x)[0]
+    _, state = layer(x[:15], StreamState(start, 0))
+    torch.testing.assert_close(layer(x[15:], state)[0], whole[15:])

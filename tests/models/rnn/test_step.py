@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fixpoint import Implicit, Picard
-from fixpoint.models import ERNN, EURNN, UGRNN, FastGRNN, FastRNN, SpectralRNN
+from fixpoint.models import ERNN, EURNN, UGRNN, FastGRNN, FastRNN, SpectralRNN, StreamState
 
 T, B = 7, 3
 
@@ -71,6 +71,38 @@ def test_a_nan_spoils_its_own_sample_from_there_on():
     layer, x = FastGRNN(4, 6), torch.randn(T, B, 4)
     x[3, 1, 2] = torch.nan
     torch.testing.assert_close(run(layer, x)[0], layer(x)[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_step_of_a_sample_that_is_not_finite(make, grad, value):
+    layer = make()
+    for place in ("x", "h"):
+        x, h = (torch.randn(*s, dtype=torch.float64) for s in ((T, B, 4), (1, B, 6)))
+        (x if place == "x" else h)[0, 1, 2] = value
+        with torch.set_grad_enabled(grad):
+            whole, _ = layer(x, StreamState(h, 0))
+            first, state = layer.step(x[0], StreamState(h, 0))
+            second, _ = layer.step(x[1], state)
+        found = torch.stack([first, second])
+        torch.testing.assert_close(found, whole[:2], rtol=1e-9, atol=1e-9, equal_nan=True)
+        assert found[:, 1].isnan().all()
+
+
+@pytest.mark.filterwarnings("ignore::fixpoint.ConvergenceWarning")  # its tolerance is of float64
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_step_under_autocast_keeps_the_dtypes_of_the_sequence(make, grad):
+    layer, x = make().float(), torch.randn(T, B, 4)
+    with torch.set_grad_enabled(grad):
+        expected = run(layer, x)[0]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            whole, (stepped, state) = layer(x)[0], run(layer, x)
+            lower = layer.step(x[0].bfloat16())[0]
+        after = run(layer, x)[0]
+    assert (whole.dtype, stepped.dtype, state.hx.dtype) == (torch.float32,) * 3
+    assert lower.dtype == torch.bfloat16
+    torch.testing.assert_close(stepped, whole, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(after, expected)
 
 
 def test_batch_first_has_no_part_in_a_step():

@@ -190,3 +190,28 @@ def test_what_torch_refuses(kind):
     for x in (torch.randn(4, 2, 2), torch.randn(4, 2, 3).double(), torch.randn(0, 2, 3)):
         with pytest.raises((RuntimeError, ValueError, TypeError)):
             ours(x)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("place", ["x", "h", "c"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_sample_that_is_not_finite_has_no_state_and_no_gradient(kind, place, value):
+    if place == "c" and kind == "gru":
+        pytest.skip("a GRU has no c")
+    _, ours = both(kind, 3, 4, 2)
+    x = torch.randn(5, 3, 3, dtype=torch.float64)
+    given = [v.detach() for v in tensors(states(kind, 2, 3, 4))]
+    expected = tensors(ours(x, tuple(given) if kind == "lstm" else given[0]))
+    {"x": x, "h": given[0], "c": given[-1]}[place][0, 1, 1] = value
+    hx = [v.clone().requires_grad_() for v in given]
+    x.requires_grad_()
+    found = tensors(ours(x, tuple(hx) if kind == "lstm" else hx[0]))
+    for f, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(f[:, ::2], e[:, ::2])
+        assert f[:, 1].isnan().all()
+    asked = [x, *hx, *ours.parameters()]
+    loss = sum(f.nan_to_num().sum() for f in found)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, asked))
+    packed = pack_sequence(list(x.detach().unbind(1)))
+    again = tensors(ours(packed, tuple(given) if kind == "lstm" else given[0]))
+    assert [v.isnan().sum() for v in again] == [v.isnan().sum() for v in found]

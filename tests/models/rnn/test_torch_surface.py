@@ -8,6 +8,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -213,6 +214,37 @@ def test_skip_init_and_deferred_initialization(make):
     assert layer(sample(6, 2, 3))[0].isfinite().all()
 
 
+def test_deferred_initialization_by_a_context(make):
+    with torch.device("meta"):
+        layer = make(2)
+    assert {p.device.type for p in layer.parameters()} == {"meta"}
+    new = make(2)
+    for one in (layer.to_empty(device="cpu"), new):
+        torch.manual_seed(3)
+        one.reset_parameters()
+    for p, other in zip(layer.parameters(), new.parameters(), strict=True):
+        assert torch.equal(p, other)
+
+
+@pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_deferred_initialization_of_sharded_steps(tmp_path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        with torch.device("meta"):
+            layer = ERNN(3, 4, timesteps=6)
+        fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+        layer.to_empty(device="cpu").reset_parameters()
+        assert torch.equal(layer.fixed_point.solver.eta.full_tensor(), torch.full((6, 1), 0.01))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("kind", [FastRNN, FastGRNN, UGRNN, SpectralRNN, EURNN, ERNN, GRU, LSTM])
 def test_skip_init(kind):
     layer = skip_init(kind, 3, 4, dtype=torch.float64)
@@ -232,6 +264,23 @@ def test_tensors_without_values_have_their_shapes(make):
         assert output.shape == (6, 2, 8)
         output.sum().backward()
         assert all(p.grad.shape == p.shape for p in fake.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("device", ["meta", "fake"])
+@pytest.mark.parametrize("kind", ["parallel", "manifold"])
+def test_all_time_steps_at_once_without_values(kind, device):
+    def run():
+        where = None if device == "fake" else "meta"
+        if kind == "parallel":
+            layer = FastRNN(3, 4, time="parallel", device=where)
+        else:
+            layer = ERNN(3, 4, map="manifold", solver="anderson", backward=Implicit(), device=where)
+        output = layer(torch.randn(6, 2, 3, device=where))[0]
+        output.sum().backward()
+        return output.shape
+
+    with FakeTensorMode() if device == "fake" else nullcontext():
+        assert run() == (6, 2, 4)
 
 
 @pytest.mark.parametrize("name", ["batch_first", "bias", "bidirectional"])
@@ -294,6 +343,24 @@ def test_norms_by_hooks_follow_the_weights(make_ours, norm):
         layer(x)[0].square().sum().backward()
         optimizer.step()
     assert not torch.allclose(layer(x)[0], before)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
+def test_normalized_weights_are_drawn_again(make_ours, norm):
+    layer = make_ours()
+    module, name = weight_of(layer)
+    norm(module, name)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.fill_(7.0)
+    torch.manual_seed(3)
+    layer.reset_parameters()
+    assert not any((p == 7).all() for p in layer.parameters() if p.numel() > 1)
+    x = sample(6, 2, 3)
+    output = layer(x)[0]
+    torch.manual_seed(3)
+    torch.testing.assert_close(output, make_ours()(x)[0])
 
 
 # Streams and packed sequences.

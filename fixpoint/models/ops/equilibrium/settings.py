@@ -90,8 +90,7 @@ def steps_of(solver: Solver, start: int, T: int, device: torch.device | None = N
     Of T time steps from the index `start` on.
     """
     if isinstance(solver, InexactNewton):
-        steps = torch.atleast_2d(solver.steps_until(start + T))[:, : solver.max_iter]
-        return steps if solver.timesteps is None else steps[start:]
+        return torch.atleast_2d(solver.steps_until(start + T, start))
     beta = solver.beta if isinstance(solver, Picard | Anderson) else 1.0
     return torch.full((1, solver.max_iter), beta, dtype=torch.float64, device=device)
 
