@@ -153,7 +153,7 @@ class InexactNewton(IterativeSolver):
             )
         else:
             eta = self.eta[t]
-        return eta if len(eta) == self.max_iter else eta[: self.max_iter]
+        return eta if eta.shape[0] == self.max_iter else eta[: self.max_iter]
 
     def steps_until(self, T: int, start: int = 0) -> Tensor:
         """Return eta of time steps start .. T - 1, (T - start, K), or (K,) where they share it.

@@ -284,8 +284,12 @@ class RecurrentCell(OptionsMixin, Resettable):
                 )
         if hx is not None and hx.shape != shape:
             raise ValueError(f"hx must be {shape} for x of {tuple(x.shape)}; got {tuple(hx.shape)}")
-        rows = x.reshape(-1, d)
-        return rows, rows.new_zeros(rows.shape[0], n) if hx is None else hx.reshape(-1, n)
+        if x.dim() == 1:
+            x, hx = x.unsqueeze(0), None if hx is None else hx.unsqueeze(0)
+        return x, x.new_zeros(len(x), n) if hx is None else hx
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}}  # those of another process may not hold
 
     def extra_repr(self) -> str:
         parts = [f"{self.input_size}, {self.hidden_size}, implementation={self.implementation!r}"]

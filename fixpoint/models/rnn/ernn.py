@@ -269,9 +269,9 @@ class ERNNCell(LeakyCell):
             if isinstance(solver, InexactNewton):
                 solver.steps(t)  # which says that it needs its time index
             return RecurrentCell.single_step(self, x, h, t)
-        past, phi = h, self.map
-        for eta in solver.steps(t).unbind():
-            h = torch.lerp(h, phi(h, past, x), eta)
+        past, phi, eta = h, self.map, solver.steps(t)
+        for step in (eta,) if solver.max_iter == 1 else eta.unbind():
+            h = torch.lerp(h, phi(h, past, x), step)
         return h
 
 

@@ -144,13 +144,15 @@ def mask_nonfinite(x: Tensor, h0: Tensor) -> tuple[Tensor, Tensor, Tensor | None
 
 def all_finite(x: Tensor, h0: Tensor) -> bool:
     """Tell whether x and h0 are certainly finite, where that can be asked without a device sync."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.device.type != "cpu":
+    if torch.compiler.is_compiling() or not x.is_cpu or torch.jit.is_tracing():
         return False
     if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(h0):
         return False
     if isinstance(x, FakeTensor):
         return False
-    return math.isfinite(x.detach().sum().item() + h0.detach().sum().item())
+    if torch.is_grad_enabled():
+        x, h0 = x.detach(), h0.detach()
+    return math.isfinite(x.sum().item() + h0.sum().item())
 
 
 def check_compatible(phi: EquilibriumMap, fixed_point: FixedPoint) -> None:

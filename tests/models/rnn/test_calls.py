@@ -30,7 +30,7 @@ FORWARD = {
     FastGRNN: 39,
     UGRNN: 37,
     ERNN: 45,
-    equilibrium: 58,
+    equilibrium: 59,
     GRU: 48,
     LSTM: 52,
 }

@@ -488,14 +488,19 @@ def test_numba_without_scipy_counts_as_none(monkeypatch):
     dispatch._are_installed.cache_clear()
 
 
-def test_a_variable_of_the_environment_turns_fused_paths_off():
+def test_a_variable_of_the_environment_turns_fused_paths_off(tmp_path):
+    used = FastRNN(3, 4)
+    assert used.l0.plan().fused
+    torch.save(used, tmp_path / "used.pt")
     code = (
         "from fixpoint.models import FastRNN, GRU; import torch;"
+        f"used = torch.load({str(tmp_path / 'used.pt')!r}, weights_only=False);"
+        "print(used.l0.plan().fused);"
         "layer = FastRNN(3, 4); print(layer.l0.plan().fused, GRU(3, 4).plan().fused);"
         "layer(torch.randn(2, 2, 3)); print(layer)"
     )
     environment = os.environ | {"FIXPOINT_FUSED": "0"}
     command = [sys.executable, "-c", code]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert shown.stdout.startswith("False False")
+    assert shown.stdout.startswith("False\nFalse False")
     assert "not fused: FIXPOINT_FUSED=0 turns fused paths off" in shown.stdout
