@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fixpoint._modes import unrecorded
+from fixpoint._torch import inside_forward_mode
 from fixpoint._validation import at_least
 from fixpoint.backward._adjoint import pullback
 from fixpoint.backward._evaluation import NO_GRAPH, solve_without_gradient
@@ -40,8 +41,8 @@ class Reversible(Backward):
 
     Choose it where `Unrolled` does not fit into memory, for `Picard` and `InexactNewton` with
     rtol = atol = 0; where an equilibrium is reached `Implicit` is cheaper. A backward pass that is
-    to be differentiated again needs the memory of `Unrolled`. The backward pass raises where phi
-    does not repeat itself, as with new dropout masks.
+    to be differentiated again, torch.func and forward mode need the memory of `Unrolled`. The
+    backward pass raises where phi does not repeat itself, as with new dropout masks.
 
     Args:
         slots: states kept, besides that of the update at work.
@@ -78,6 +79,8 @@ class Reversible(Backward):
 
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         updates = cast(IterativeSolver, solver)
+        if inside_forward_mode():
+            return updates.run(phi, z0, t)
         solution = solve_without_gradient(lambda phi: updates.run(phi, z0, t), phi)
         if not torch.is_grad_enabled() or updates.max_iter == 0:
             return solution

@@ -147,3 +147,27 @@ def test_a_tensor_without_a_gradient_at_some_updates():
         z = layer(phi, torch.zeros(1, 1, dtype=torch.float64)).z
         found.append(torch.autograd.grad(z.sum(), b)[0])
     torch.testing.assert_close(*found)
+
+
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).square().sum())(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x.cos(),)),
+    "hessian": lambda f, x: torch.func.hessian(lambda x: f(x).square().sum())(x),
+    "gradients of samples": lambda f, x: torch.func.vmap(
+        torch.func.grad(lambda x: f(x[None]).square().sum())
+    )(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_torch_func_and_forward_mode_are_those_of_unrolling(transform):
+    W, x, _ = (part.detach() for part in inputs())
+    found = []
+    for backward in (Reversible(), Unrolled()):
+        layer = FixedPoint(Picard(max_iter=20, beta=0.5, rtol=0.0, atol=0.0), backward)
+
+        def f(x, layer=layer):
+            return layer(lambda z: torch.tanh(z @ W.T + x), torch.zeros_like(x)).z
+
+        found.append(TRANSFORMS[transform](f, x))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-14)
