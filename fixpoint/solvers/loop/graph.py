@@ -162,10 +162,11 @@ class _Step:
         m = Measures(residual, size)
         result, stall = rules.finish(torch, self.rules, status, k, m)
         r, is_last = status.r, (status.r <= 1) | status.accepted | status.coupled
+        evaluations = k + 1
         if self.keep_best:
             z, r = _choose(is_last, z, best), torch.where(is_last, r, status.best_r)
             if self.rules.goes_on:
-                m = self.measure(z, self.phi(z))
+                m, evaluations = self.measure(z, self.phi(z)), k + 2
                 apart = ~rules.holds(torch, self.rules, status, m)
                 r = torch.where(apart, rules.plain_residual(torch, self.rules, status, m), r)
                 result = torch.where(apart, int(Result.MAX_ITER), result)
@@ -173,7 +174,7 @@ class _Step:
             z=z,
             residual=r,
             iterations=torch.where(status.active, k, status.iterations),
-            evaluations=k + 1,  # type: ignore[arg-type] # a tensor, as all of the graph
+            evaluations=evaluations,  # type: ignore[arg-type] # a tensor, as all of the graph
             result=result.to(torch.int8),
             stall=stall.to(torch.int8),
             coupled=status.coupled,
