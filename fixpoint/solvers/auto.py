@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Size, Tensor
 
+from fixpoint._torch import has_values
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Trace
 from fixpoint.solvers._rowwise import at_least_float32, dot
@@ -109,7 +110,7 @@ class Auto(IterativeSolver):
     ) -> tuple[Solution, Any]:
         options = self.options_of(IterativeSolver)
         anderson = Anderson(memory=self.memory, **options)
-        if not self.has_tolerance:
+        if not (self.has_tolerance and has_values(z)):
             return anderson.run_with_state(phi, z, t, track_from=track_from)
         derivatives = derivatives or Derivatives(phi)
         given: Any = {"track_from": track_from, "derivatives": derivatives}
