@@ -73,6 +73,21 @@ def test_rows_that_move_on_in_a_graph(name, options):
     assert not (solution.converged & (true_residual(solution.z) > 1)).any()
 
 
+def test_a_solution_in_a_graph_is_one_beside_the_best_states_of_others():
+    def phi(z):
+        step = torch.where(z[0] < 0.5, 0.01, 1.0)
+        return torch.stack([z[0] + step, torch.where(z[0] > 10, 0.5 * z[1] + 1, 0.5 - z[1])])
+
+    torch.compiler.reset()
+    solver = Picard(max_iter=95)
+    compiled = torch.compile(lambda z: solve(phi, z, solver), fullgraph=True, backend="eager")
+    solution = compiled(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    assert solution.z[0] < 1
+    assert not solution.converged.any()
+    assert solution.coupled
+    assert solution.evaluations == 97
+
+
 def test_independent_rows_that_move_on_remain_solutions():
     """The first row starts within its tolerance, which plain iteration leaves."""
     a = torch.tensor([[2.2], [0.3]], dtype=torch.float64)
