@@ -423,7 +423,7 @@ def autocast_enabled(device: str) -> bool:
 
 def is_traced_by_fx() -> bool:
     """Tell whether make_fx records operations, as torch.func.linearize lets it."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # which cannot trace the question
         return False
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 

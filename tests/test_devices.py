@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from fixpoint import Anderson, FixedPoint, Implicit, InexactNewton, Picard, Unrolled
+from fixpoint import Anderson, FixedPoint, Implicit, InexactNewton, Phantom, Picard, Unrolled
 from fixpoint.models import ERNN, UGRNN, FastGRNN, FastRNN
 from fixpoint.sequence import LeakyJacobian, solve_sequence
-from fixpoint.solvers import SOLVERS
+from fixpoint.solvers import SOLVERS, make_solver
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
 
@@ -45,6 +45,23 @@ def solve_on(device, solver, backward):
     solution = layer(lambda z: torch.tanh(z @ U.mT + x), torch.zeros_like(x))
     weights = sample(6, 5, seed=2).to(device)
     return solution, torch.autograd.grad(solution.z, [U, x], weights)
+
+
+@pytest.mark.parametrize(
+    "backward", [Implicit(), Unrolled(), Unrolled(last=2), Phantom()], ids=repr
+)
+@pytest.mark.parametrize("name", [name for name in SOLVERS if name != "inexact-newton"])
+def test_the_shapes_of_a_solve_on_the_meta_device(name, backward):
+    solver = make_solver(name)
+    if not solver.unrollable and isinstance(backward, Unrolled):
+        pytest.skip("it has no gradient of its updates")
+    w = torch.ones(3, device="meta", requires_grad=True)
+    z0 = torch.zeros(2, 3, device="meta")
+    solution = FixedPoint(solver, backward)(lambda z: torch.tanh(w * z + 1), z0)
+    solution.z.sum().backward()
+    assert solution.z.is_meta
+    assert solution.z.shape == (2, 3)
+    assert w.grad.shape == (3,)
 
 
 @pytest.mark.parametrize("name", SOLVERS)

@@ -125,8 +125,8 @@ def learned_eta(layer: ERNN) -> Tensor:
     solver = layer.fixed_point.solver
     if not isinstance(solver, InexactNewton):
         raise TypeError(f"{type(solver).__name__} has no eta: build the layer with InexactNewton")
-    eta = solver.eta.detach().clone()
-    return eta if eta.dim() == 2 else eta.unsqueeze(0)
+    eta = solver.steps_until(solver.timesteps or 1)
+    return torch.atleast_2d(eta.detach().clone())
 
 
 def least_squares_line(eta: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fixpoint._torch import is_recorded
+from fixpoint._torch import has_values, is_recorded, is_traced_by_fx
 from fixpoint.backward.implicit import Implicit
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution
@@ -32,7 +32,7 @@ def run_until_settled(
     rows = end.settled[:, None]
     if not torch.is_grad_enabled():
         z = end.best
-    elif is_recorded(z0):
+    elif is_recorded(z0) or is_traced_by_fx():
         z = end.entered + (end.best - end.entered).detach()
     else:
         z = implicitly(solver, phi, torch.where(rows, end.best, z0), t)
@@ -47,7 +47,9 @@ def with_implicit_gradients(
     """
     coupled = solution.coupled and not solver.learns_steps
     warm = ((solution.iterations == 0) | coupled) & solution.converged
-    if not torch.is_grad_enabled() or (len(warm) > 0 and not bool(warm.any())):
+    if not (torch.is_grad_enabled() and has_values(warm)):
+        return solution
+    if len(warm) > 0 and not bool(warm.any()):
         return solution
     rows = warm[:, None]
     z = implicitly(solver, phi, torch.where(rows, solution.z, z0), t)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Size, Tensor
 
+from fixpoint._torch import has_values
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Result, Solution, Trace
 from fixpoint.solvers._rowwise import at_least_float32, dot
@@ -20,6 +21,7 @@ from fixpoint.solvers.base import IterativeSolver
 from fixpoint.solvers.broyden import Broyden
 from fixpoint.solvers.damped_picard import DampedPicard
 from fixpoint.solvers.levenberg_marquardt import LevenbergMarquardt
+from fixpoint.solvers.loop.gauge import Gauge
 from fixpoint.solvers.loop.norms import Norms
 from fixpoint.solvers.loop.rules import MAX_EXCESS
 from fixpoint.solvers.newton import Newton
@@ -108,7 +110,7 @@ class Auto(IterativeSolver):
     ) -> tuple[Solution, Any]:
         options = self.options_of(IterativeSolver)
         anderson = Anderson(memory=self.memory, **options)
-        if not self.has_tolerance:
+        if not (self.has_tolerance and has_values(z)):
             return anderson.run_with_state(phi, z, t, track_from=track_from)
         derivatives = derivatives or Derivatives(phi)
         given: Any = {"track_from": track_from, "derivatives": derivatives}
@@ -135,12 +137,15 @@ class Auto(IterativeSolver):
             more = replace(
                 more, evaluations=more.evaluations - counted[0], products=more.products - counted[1]
             )
-            assert more.residual is not None
-            if bool((~open_ & solution.converged & (more.residual > MAX_EXCESS)).any()):
-                more = replace(more, coupled=True)  # a solution is none beside the others' starts
+            joined = _joined(solution, more, open_, budget, keep_best=self.keep_best)
+            if _may_be_apart(joined, more):
+                more = replace(more, evaluations=more.evaluations + 1)
+                if not self._holds(joined, phi, stage.origin):
+                    more = replace(more, coupled=True)
+                joined = _joined(solution, more, open_, budget, keep_best=self.keep_best)
             solver_index = torch.where(open_ | more.coupled, len(names), solver_index)
             names.append(later.name)
-            solution = _joined(solution, more, open_, budget, keep_best=self.keep_best)
+            solution = joined
         index = torch.where(solution.converged, solver_index, -1).tolist()
         solved_by = tuple(None if i < 0 else names[i] for i in index)
         return replace(solution, solved_by=solved_by), None
@@ -153,6 +158,25 @@ class Auto(IterativeSolver):
         size, *start = (norms.size(x.detach(), norms.dtype) for x in (state, z, fz))
         far = size > MAX_START * (start[0] + start[1])
         return far if far.dim() == 1 else far.any(1)
+
+    def _holds(self, solution: Solution, phi: MatrixMap, origin: tuple[Tensor, Tensor]) -> bool:
+        """Tell whether what several stages have solved are solutions beside each other."""
+        gauge = Gauge(*origin, self.tolerance, getattr(phi, "columns", ()))
+        r, _ = gauge.measure(solution.z, phi(solution.z).detach())
+        return bool((~_is_solved(solution) | (r <= MAX_EXCESS)).all())
+
+
+def _is_solved(solution: Solution) -> Tensor:
+    return solution.result == Result.CONVERGED.value
+
+
+def _may_be_apart(joined: Solution, last: Solution) -> bool:
+    """Tell whether samples may be solved beside other states than those that are joined, where
+    rows of phi depend on each other.
+    """
+    solved = _is_solved(joined)
+    apart = (solved & ~_is_solved(last)) | (joined.z != last.z).any(1)
+    return not joined.coupled and bool(solved.any() and apart.any())
 
 
 class _StageState(NamedTuple):
@@ -250,23 +274,25 @@ def _joined(
     assert first.residual is not None
     assert second.residual is not None
     before, after = first.residual, second.residual
-    if first.coupled or second.coupled:
+    coupled = first.coupled or second.coupled
+    if coupled:
         moved = torch.ones_like(moved)
         before = before.max().expand_as(before) if first.coupled else before + torch.inf
         after = after.max().expand_as(after)
     better = moved & (after <= before) if keep_best else moved
+    ended = better if coupled else moved
     stall = first.stall
     if first.stall is not None and second.stall is not None:
-        stall = torch.where(moved, second.stall, first.stall)
+        stall = torch.where(ended, second.stall, first.stall)
     return Solution(
         z=torch.where(better[:, None], second.z, first.z),
         residual=torch.where(better, second.residual, first.residual),
         iterations=first.iterations + torch.minimum(second.iterations, budget),
         evaluations=first.evaluations + second.evaluations,
-        result=torch.where(moved, second.result, first.result),
+        result=torch.where(ended, second.result, first.result),
         trace=trace,
         products=first.products + second.products,
         stall=stall,
-        coupled=first.coupled or second.coupled,
+        coupled=coupled,
         atol_decides=second.atol_decides,
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from fixpoint._torch import has_values
 from fixpoint._validation import at_least
 from fixpoint.derivatives import Derivatives
 from fixpoint.solvers._damped_least_squares import residual_matrix, solve_damped
@@ -147,7 +148,7 @@ class Newton(IterativeSolver):
         if self.linear == "direct":
             jacobian = derivatives.jacobian(at)
             guesses = self.may_sync and not (reads or certain or self.noise or g.requires_grad)
-            may_read = self.may_sync and not guesses
+            may_read = self.may_sync and not guesses and has_values(g)
             direction, regular = _direct(jacobian, g, may_sync=may_read)
             doubts = ~regular[:, 0] if guesses else None
         else:

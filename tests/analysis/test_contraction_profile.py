@@ -6,7 +6,7 @@ import torch
 from support import numpy_reference as reference
 
 from fixpoint import Anderson, Implicit, InexactNewton, Picard
-from fixpoint.analysis import contraction_profile, equilibrium_gap, feasible_eta
+from fixpoint.analysis import contraction_profile, equilibrium_gap, feasible_eta, learned_eta
 from fixpoint.models import ERNN, SelfFeedbackMap
 
 
@@ -205,3 +205,13 @@ def test_the_interval_of_the_profile_is_that_of_feasible_eta():
 def test_a_solver_that_makes_no_updates():
     with pytest.raises(ValueError, match="makes no updates .max_iter=0., so there is no condition"):
         contraction_profile(ERNN(3, 4, max_iter=0), torch.zeros(2, 1, 3))
+
+
+@pytest.mark.parametrize("timesteps", [None, 4])
+def test_fewer_updates_than_eta_has(timesteps):
+    layer = ERNN(3, 4, max_iter=5, timesteps=timesteps)
+    fixed_point = layer.fixed_point
+    fixed_point.solver = fixed_point.solver.with_options(max_iter=2)
+    eta = learned_eta(layer)
+    assert eta.shape == (timesteps or 1, 2)
+    assert torch.equal(eta, torch.full_like(eta, 0.01))

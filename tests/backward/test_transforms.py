@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fixpoint import (
     Anderson,
+    Broyden,
     FixedPoint,
     Implicit,
     Newton,
@@ -261,6 +262,13 @@ def test_make_fx_and_linearize_of_a_fixed_number_of_updates(backward):
         value, push = linearize(f, W, X)
     expected, tangent = jvp(f, (W, X), (V, -X))
     torch.testing.assert_close((value, push(V, -X)), (expected, tangent))
+
+
+@pytest.mark.parametrize("kind", [Anderson, Broyden])
+def test_make_fx_of_fixed_steps_by_differences(kind):
+    """Torch's own linearize cannot trace torch.addcmul, of which these are made."""
+    f = equilibrium(FixedPoint(kind(max_iter=6, rtol=0.0, atol=0.0), "unrolled"))
+    torch.testing.assert_close(make_fx(f)(W, X)(V, -X), f(V, -X))
 
 
 @pytest.mark.parametrize("mode", ["real", "fake"])

@@ -13,6 +13,7 @@ from fixpoint import (
     Newton,
     Picard,
     Unrolled,
+    make_solver,
 )
 from fixpoint.models import DEQ
 
@@ -46,6 +47,18 @@ def test_a_graph_whose_nodes_are_rows(solver, unrolled):
     found = torch.autograd.grad((solution.z * weight).sum(), (W, x))
     for a, b in zip(found, exact, strict=True):
         assert torch.allclose(a, b, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["picard", "broyden", "squarem", "barzilai-borwein"])
+def test_updates_of_a_row_see_one_that_has_ended(name):
+    """z_0 = 0.1 z_0 + w ends long before z_1 = 0.9 z_1 + 0.1 z_0: dz_1/dw = 1 / 0.9."""
+    w = torch.ones((), dtype=torch.float64, requires_grad=True)
+    layer = FixedPoint(make_solver(name, rtol=1e-9, max_iter=400), Unrolled())
+    z0 = torch.tensor([[0.5], [0.2]], dtype=torch.float64)
+    solution = layer(lambda z: torch.stack([0.1 * z[0] + w, 0.9 * z[1] + 0.1 * z[0]]), z0)
+    assert solution.iterations[0] < solution.iterations[1]
+    (gradient,) = torch.autograd.grad(solution.z[1], w)
+    assert gradient.item() == pytest.approx(1 / 0.9, rel=1e-7)
 
 
 def test_a_failure_of_coupled_rows_names_the_remedy():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fixpoint import SOLVERS, Picard, SciPySolver, make_solver, solve
+from fixpoint import SOLVERS, Auto, Picard, SciPySolver, make_solver, solve
 
 NAMES = [name for name in SOLVERS if name != "inexact-newton"]
 
@@ -73,6 +73,21 @@ def test_rows_that_move_on_in_a_graph(name, options):
     assert not (solution.converged & (true_residual(solution.z) > 1)).any()
 
 
+def test_a_solution_in_a_graph_is_one_beside_the_best_states_of_others():
+    def phi(z):
+        step = torch.where(z[0] < 0.5, 0.01, 1.0)
+        return torch.stack([z[0] + step, torch.where(z[0] > 10, 0.5 * z[1] + 1, 0.5 - z[1])])
+
+    torch.compiler.reset()
+    solver = Picard(max_iter=95)
+    compiled = torch.compile(lambda z: solve(phi, z, solver), fullgraph=True, backend="eager")
+    solution = compiled(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    assert solution.z[0] < 1
+    assert not solution.converged.any()
+    assert solution.coupled
+    assert solution.evaluations == 97
+
+
 def test_independent_rows_that_move_on_remain_solutions():
     """The first row starts within its tolerance, which plain iteration leaves."""
     a = torch.tensor([[2.2], [0.3]], dtype=torch.float64)
@@ -81,6 +96,60 @@ def test_independent_rows_that_move_on_remain_solutions():
     assert solution.converged.all()
     assert not solution.coupled
     assert torch.allclose(solution.z, torch.ones_like(z0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("check_every", [1, 5])
+@pytest.mark.parametrize("stop", ["each", 1.0, "all"])
+def test_a_solution_is_one_beside_the_best_states_of_others(stop, check_every):
+    """Row 0 is best near 0.5 and ends above 10, where alone row 1 is at rest."""
+
+    def phi(z):
+        far = z[0] > 10
+        return torch.stack(
+            [
+                z[0] + torch.where(z[0] < 0.5, 0.01, 1.0),
+                torch.where(far, 0.5 * z[1] + 1, 0.5 - z[1]),
+            ]
+        )
+
+    z0 = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    solution = solve(phi, z0, Picard(max_iter=95, stop=stop, check_every=check_every))
+    assert solution.z[0] < 1
+    assert not solution.converged.any()
+    assert solution.coupled
+
+
+@pytest.mark.parametrize(
+    ("M", "b", "z0", "options"),
+    [
+        (  # the last stage is no better, and its result belongs to its own state
+            [[-0.16, 0.673], [0.685, -0.434]],
+            [-0.717, 0.0],
+            [0.0, 0.0],
+            {"max_iter": 20, "stop": 1.0, "min_iter": 30, "check_every": 2},
+        ),
+        (  # row 2 is solved by a later stage than row 3, which depends on it
+            [
+                [0.1515290303648126, 0.0, 0.0, 0.0],
+                [-44.07653331756592, 0.2579885774546538, 0.0, 0.0],
+                [54.96792197227478, 8.94763559103012, -0.4085336290258777, 0.0],
+                [-3.5247599333524704, -3.5214194655418396, -24.907649159431458, -0.5],
+            ],
+            [-0.20749613642692566, 0.1778092086315155, -0.2486935257911682, -0.09843534976243973],
+            [0.25464218854904175, 1.743240237236023, -0.031038954854011536, -0.056332338601350784],
+            {"max_iter": 60, "min_iter": 3, "check_every": 7, "keep_best": False},
+        ),
+    ],
+)
+def test_stages_of_auto_solve_coupled_rows_beside_each_other(M, b, z0, options):
+    M, b, z0 = (torch.tensor(x, dtype=torch.float64) for x in (M, b, z0))
+
+    def phi(z):
+        return (M @ z.flatten() + b)[:, None]
+
+    solution = solve(phi, z0[:, None], Auto(rtol=1e-3, **options))
+    r = (phi(solution.z) - solution.z).abs() / (1e-6 + 1e-3 * phi(solution.z).abs())
+    assert not (solution.converged & (r[:, 0] > 2)).any()
 
 
 @pytest.mark.parametrize("method", ["hybr", "lm", "broyden1", "krylov"])

@@ -44,6 +44,16 @@ def test_the_default_does_not_depend_on_the_units_of_a_small_state(name, scale):
     assert not solution.atol_decides.any()
 
 
+@pytest.mark.parametrize("name", ["picard", "anderson", "broyden", "newton", "auto"])
+@pytest.mark.parametrize("B", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_start_at_zero_is_measured_where_squares_leave_float32(dtype, B, name):
+    z0 = torch.zeros(B, 2, dtype=dtype)
+    solution = solve(lambda z: 0.5 * z + 1e-30, z0, make_solver(name))
+    assert solution.converged.all()
+    assert solution.z.numpy() == pytest.approx(2e-30, rel=1e-4, abs=0)
+
+
 def test_a_given_atol_decides_and_is_said_to():
     solution = solve(lambda z: 0.5 * z + 1e-9, torch.zeros(2, 3), Anderson(atol=1e-6))
     assert solution.atol_decides.all()

@@ -400,17 +400,17 @@ class Course:
 
     @property
     def puts_back(self) -> bool:
-        """True if samples are put back to solutions that they have moved on from."""
-        if not (self.rules.goes_on and self.keep_best) or len(self.z) < 2:
+        """True if there are solutions beside samples that are put back to their best states."""
+        if not self.keep_best or len(self.z) < 2 or self._is_last().all():
             return False
-        return bool(rules.put_back(self.status).any())
+        return bool(rules.solved(self.status).any())
 
     def put_back(self, z: Tensor) -> Tensor:
         """Return the states of the solution, z where no better one is kept."""
         return choose_rows(self._on_device(self._is_last()), z, self.best_z)
 
     def holds(self, z: Tensor, phi: MatrixMap) -> bool:
-        """Tell whether samples that are put back are solutions beside the others, (B, D)."""
+        """Tell whether solutions are some beside the samples that are put back, z of (B, D)."""
         self.evaluations += 1
         with torch.no_grad():
             sizes = self.norms.measure(z, phi(z.detach()), atol=self._atol)

@@ -16,6 +16,7 @@ from fixpoint._torch import (
     tree_map,
 )
 from fixpoint.derivatives import Derivatives, MatrixMap
+from fixpoint.row_guard import clean_rows
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers._rowwise import choose_rows
 from fixpoint.solvers.loop.course import Course, CourseOptions
@@ -166,8 +167,9 @@ class Run:
         elif course.restarting is not None:
             self.state = solver.restart(self.state, course.restarting, z, fz)
         state = self.state
-        stops, start = course.active is not None and torch.is_grad_enabled(), z
-        if stops:
+        start, finished = z, None
+        if course.active is not None and torch.is_grad_enabled():
+            finished = ~course.active
             start, fz = stop_finished(course.active, (z, fz))
             state = stop_finished(course.active, state) if solver.state_has_rows else state
         before = state
@@ -178,7 +180,8 @@ class Run:
         if k + 1 == self.problem.track_from:
             moved, state = _detached(solver, moved, state)
             torch.set_grad_enabled(self.tracking)
-        end = self.evaluate(stop_finished(course.active, moved) if stops else moved)
+        # Others may depend on a finished sample, as long as its derivative is finite.
+        end = self.evaluate(moved if finished is None else clean_rows(moved, finished))
         doubts = solver.doubts(state)
         if doubts is not None and not course.trusts(k + 1, moved, end, doubts):
             again = self.given | {"certain": True}

@@ -84,7 +84,7 @@ class _Step:
         self.solver, self.phi, self.norms = solver, phi, norms
         self.rules = Rules.of(norms, solver, alone=adjoint)
         self.test = None if adjoint else solver.stop_when
-        self.keep_best = solver.keeps_best
+        self.keep_best, self.adjoint = solver.keeps_best, adjoint
 
     def goes_on(self, *carried: Tensor) -> Tensor:
         k, status = carried[0], Status(*carried[6 : 6 + len(Status._fields)])
@@ -162,33 +162,41 @@ class _Step:
         m = Measures(residual, size)
         result, stall = rules.finish(torch, self.rules, status, k, m)
         r, is_last = status.r, (status.r <= 1) | status.accepted | status.coupled
+        evaluations, coupled = k + 1, status.coupled
         if self.keep_best:
             z, r = _choose(is_last, z, best), torch.where(is_last, r, status.best_r)
-            if self.rules.goes_on:
-                m = self.measure(z, self.phi(z))
-                apart = ~rules.holds(torch, self.rules, status, m)
+            if not self.adjoint:
+                looks = rules.solved(status).any() & ~is_last.all()
+                fz = _evaluate_if(looks, self.phi, z)
+                m, evaluations = self.measure(z, fz), evaluations + looks
+                apart = looks & ~rules.holds(torch, self.rules, status, m)
                 r = torch.where(apart, rules.plain_residual(torch, self.rules, status, m), r)
                 result = torch.where(apart, int(Result.MAX_ITER), result)
+                coupled = coupled | apart.any()
         return Solution(
             z=z,
             residual=r,
             iterations=torch.where(status.active, k, status.iterations),
-            evaluations=k + 1,  # type: ignore[arg-type] # a tensor, as all of the graph
+            evaluations=evaluations,  # type: ignore[arg-type] # a tensor, as all of the graph
             result=result.to(torch.int8),
             stall=stall.to(torch.int8),
-            coupled=status.coupled,
+            coupled=coupled,
             atol_decides=rules.atol_decides(torch, self.rules, status, m),
         )
 
 
 def _evaluate_once(phi: MatrixMap, z: Tensor) -> Tensor:
     """Return phi(z) by a loop of one update."""
+    return _evaluate_if(torch.ones((), dtype=torch.bool, device=z.device), phi, z)
 
-    def body(k: Tensor, z: Tensor) -> Carried:
-        return k + 1, own(phi(z))
 
-    k = torch.zeros((), dtype=torch.int64, device=z.device)
-    return while_loop(lambda k, z: k < 1, body, (k, own(z)))[1]
+def _evaluate_if(condition: Tensor, phi: MatrixMap, z: Tensor) -> Tensor:
+    """Return phi(z) by a loop of one update, z where the condition, 0-d, is False."""
+
+    def body(goes_on: Tensor, z: Tensor) -> Carried:
+        return goes_on.logical_not(), own(phi(z))
+
+    return while_loop(lambda goes_on, z: own(goes_on), body, (own(condition), own(z)))[1]
 
 
 def own(x: Tensor) -> Tensor:

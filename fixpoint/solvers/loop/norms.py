@@ -128,7 +128,8 @@ class Norms:
 
         Args:
             z, fz, others: (B, D).
-            atol: the absolute tolerance in force; the least size that is compared depends on it.
+            atol: the absolute tolerance in force, None at a start; the least size that is compared
+                depends on it.
             least_atol: the smallest number of it.
             flags: (B,) bool each.
 
@@ -140,8 +141,10 @@ class Norms:
         sizes = self._read(states, self.dtype, flags)
         if self._are_safe(sizes, least_atol):
             return sizes
+        if atol is None:  # one relative to the scale of the state, which is not known yet, is 0
+            atol = 0.0 if self.relative_atol else self.atol
         with np.errstate(all="ignore"):
-            scale = self.rtol * sizes[1] + (self.atol if atol is None else atol)
+            scale = self.rtol * sizes[1] + atol
             exact = (scale >= self.safe) & (sizes[0] + sizes[1] < np.inf)
         if not exact.all():
             sizes = np.where(exact, sizes, self._read(states, self.wide, flags))

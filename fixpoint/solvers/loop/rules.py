@@ -326,7 +326,7 @@ def finish(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -> tupl
     stall = xp.where(status.stall > 0, status.stall, stall)
     r = status.r
     if rules.goes_on and rules.keeps_best:  # one that moved on from a solution is put back there
-        there = put_back(status) | (status.r <= 1)
+        there = solved(status)
         r, lost = xp.where(there, status.best_r, r), lost & ~there
     result, stall = classify(xp, r, nonfinite=lost, stall=stall)
     result = xp.where(status.accepted & ~(r <= 1), int(Result.ACCEPTED), result)
@@ -339,12 +339,17 @@ def put_back(status: Status) -> Array:
     return (status.best_r <= 1) & ~(status.r <= 1) & ~status.coupled
 
 
+def solved(status: Status) -> Array:
+    """Tell which samples are at a solution in the state that is returned, (B,)."""
+    return (status.r <= 1) | put_back(status)
+
+
 def holds(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:
-    """Tell which of the samples that are put back are solutions beside the others as they are now,
-    (B,); rows of phi that are coupled are none.
+    """Tell which samples are no solutions, or are some beside the others as they are returned,
+    (B,), where rows of phi that are coupled are none.
     """
     r = plain_residual(xp, rules, status, m)
-    return ~put_back(status) | (r <= MAX_EXCESS)
+    return ~solved(status) | (r <= MAX_EXCESS)
 
 
 def atol_decides(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:
