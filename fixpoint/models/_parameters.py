@@ -65,6 +65,7 @@ class Resettable(nn.Module):
                 length: Any = self._parameters[f"{name}_g"]
                 start(direction)
                 length.copy_(norm_except_dim(direction, 2, hook.dim))
+                return
         stored = self._parameters.get(name, self._parameters.get(f"{name}_orig"))
         if stored is not None:
             start(stored)

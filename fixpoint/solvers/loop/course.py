@@ -399,28 +399,24 @@ class Course:
         return from_host(mask, self.z.device)
 
     @property
-    def puts_back(self) -> bool:
+    def mixes_states(self) -> bool:
         """True if there are solutions beside samples that are put back to their best states."""
-        if not self.keep_best or len(self.z) < 2 or self._is_last().all():
+        if not self.keep_best or len(self.z) < 2 or rules.is_last(self.status).all():
             return False
         return bool(rules.solved(self.status).any())
 
-    def put_back(self, z: Tensor) -> Tensor:
+    def returned(self, z: Tensor) -> Tensor:
         """Return the states of the solution, z where no better one is kept."""
-        return choose_rows(self._on_device(self._is_last()), z, self.best_z)
+        return choose_rows(self._on_device(rules.is_last(self.status)), z, self.best_z)
 
-    def holds(self, z: Tensor, phi: MatrixMap) -> bool:
-        """Tell whether solutions are some beside the samples that are put back, z of (B, D)."""
+    def contradicts(self, z: Tensor, phi: MatrixMap) -> bool:
+        """Tell whether a solution is none beside the states that are returned, z, (B, D)."""
         self.evaluations += 1
         with torch.no_grad():
             sizes = self.norms.measure(z, phi(z.detach()), atol=self._atol)
         with np.errstate(all="ignore"):
             m = Measures(sizes[0], sizes[1])
-            return bool(rules.holds(np, self.rules, self.status, m).all())
-
-    def _is_last(self) -> np.ndarray:
-        """Return samples whose last state is returned, (B,)."""
-        return (self.status.r <= 1) | self.status.accepted | self.coupled
+            return bool(rules.contradicted(np, self.rules, self.status, m).any())
 
     def solution(self, z: Tensor, derivatives: Derivatives) -> Solution:
         """Return the solution after the last update, z where no better state is kept."""
@@ -429,7 +425,7 @@ class Course:
             age = np.minimum(self.updates - self.born, self.rules.most)
             result, stall = rules.finish(np, self.rules, status, age, self.m)
             atol_decides = rules.atol_decides(np, self.rules, status, self.m)
-        r, is_last = status.r, self._is_last()
+        r, is_last = status.r, rules.is_last(status)
         iterations = np.where(status.active, age, status.iterations)
         if self.keep_best and not is_last.all():
             z = choose_rows(self._on_device(is_last), z, self.best_z)

@@ -33,8 +33,8 @@ VMAP = (
 )
 FX = (
     "make_fx, and torch.func.linearize by it, cannot trace a solve to a tolerance, whose end "
-    "depends on values: use torch.func.jvp, torch.compile or torch.export, or solve with a fixed "
-    "number of steps (rtol = atol = 0)"
+    "depends on values: use torch.func.jvp, torch.compile or torch.export, or a fixed number of "
+    "steps (rtol = atol = 0) with Unrolled() or Phantom()"
 )
 
 
@@ -114,7 +114,7 @@ def _to_tolerance(
         if course.coupled:
             return _as_one(course, solver, problem, run.z, tracking, most - run.updates)
         run.advance()
-    if course.puts_back and not course.holds(z := course.put_back(run.z), problem.phi):
+    if course.mixes_states and course.contradicts(z := course.returned(run.z), problem.phi):
         return _as_one(course, solver, problem, z, tracking, most - run.updates)
     return run.solution(), run.state
 

@@ -161,7 +161,7 @@ class _Step:
         status, _ = _split(end)
         m = Measures(residual, size)
         result, stall = rules.finish(torch, self.rules, status, k, m)
-        r, is_last = status.r, (status.r <= 1) | status.accepted | status.coupled
+        r, is_last = status.r, rules.is_last(status)
         evaluations, coupled = k + 1, status.coupled
         if self.keep_best:
             z, r = _choose(is_last, z, best), torch.where(is_last, r, status.best_r)
@@ -169,7 +169,7 @@ class _Step:
                 looks = rules.solved(status).any() & ~is_last.all()
                 fz = _evaluate_if(looks, self.phi, z)
                 m, evaluations = self.measure(z, fz), evaluations + looks
-                apart = looks & ~rules.holds(torch, self.rules, status, m)
+                apart = looks & rules.contradicted(torch, self.rules, status, m)
                 r = torch.where(apart, rules.plain_residual(torch, self.rules, status, m), r)
                 result = torch.where(apart, int(Result.MAX_ITER), result)
                 coupled = coupled | apart.any()

@@ -334,22 +334,23 @@ def finish(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -> tupl
     return xp.where(stopped, int(Result.STOPPED), result), stall
 
 
-def put_back(status: Status) -> Array:
-    """Tell which samples are put back to the solution that they have moved on from, (B,)."""
-    return (status.best_r <= 1) & ~(status.r <= 1) & ~status.coupled
+def is_last(status: Status) -> Array:
+    """Tell which samples are returned at their last state, and not at their best, (B,)."""
+    return (status.r <= 1) | status.accepted | status.coupled
 
 
 def solved(status: Status) -> Array:
-    """Tell which samples are at a solution in the state that is returned, (B,)."""
-    return (status.r <= 1) | put_back(status)
-
-
-def holds(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:
-    """Tell which samples are no solutions, or are some beside the others as they are returned,
-    (B,), where rows of phi that are coupled are none.
+    """Tell which samples are at a solution in the state that is returned, (B,); one that has moved
+    on from its solution is put back there.
     """
-    r = plain_residual(xp, rules, status, m)
-    return ~solved(status) | (r <= MAX_EXCESS)
+    return (status.r <= 1) | ((status.best_r <= 1) & ~status.coupled)
+
+
+def contradicted(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:
+    """Tell which solutions are none beside the states that are returned, of m, (B,): of rows of phi
+    that are coupled.
+    """
+    return solved(status) & ~(plain_residual(xp, rules, status, m) <= MAX_EXCESS)
 
 
 def atol_decides(xp: Any, rules: Rules, status: Status, m: Measures) -> Array:
