@@ -171,8 +171,8 @@ def _is_solved(solution: Solution) -> Tensor:
 
 
 def _may_be_apart(joined: Solution, last: Solution) -> bool:
-    """Tell whether samples may be solved beside other states than those that are joined, where
-    rows of phi depend on each other.
+    """Tell whether samples may be solved next to states that are not those of the joined solution,
+    where rows of phi depend on each other.
     """
     solved = _is_solved(joined)
     apart = (solved & ~_is_solved(last)) | (joined.z != last.z).any(1)
