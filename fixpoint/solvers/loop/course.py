@@ -344,13 +344,22 @@ class Course:
         if not rules.grown(self.status, m).any():
             return None
         # Of the last step, though the host has not looked: a longer secant hides how far it is.
-        start, end = self._before
+        # Where that step is rounding, only the longer one tells.
+        distance = self._by_secant(*self._before, z, fz, m)
+        if self._before[0] is not self.z:
+            longer = self._by_secant(self.z, self.fz, z, fz, m)
+            distance = np.where(distance < np.inf, distance, longer)
+        return np.where(m.residual > 0, distance, 0.0)
+
+    def _by_secant(
+        self, start: Tensor, end: Tensor, z: Tensor, fz: Tensor, m: Measures
+    ) -> np.ndarray:
+        """Estimate the distance by the secant from a state and its phi, inf if that is rounding."""
         change = (fz - z) - (end - start)
         sizes = self.norms.measure(start.detach(), z.detach(), change.detach())
         noise = 4 * self.norms.eps * m.size  # of both residuals
         change = np.maximum(sizes[2] - noise, 0 * noise)
-        distance = np.where(change > 0, m.residual * sizes[0] / change, np.inf)
-        return np.where(m.residual > 0, distance, 0.0)
+        return np.where(change > 0, m.residual * sizes[0] / change, np.inf)
 
     def _evaluate_again(self, z: Tensor, fz: Tensor, phi: MatrixMap, finite: np.ndarray) -> Tensor:
         """Return phi(z) whose graph holds lost samples where they were.

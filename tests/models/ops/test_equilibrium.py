@@ -101,6 +101,14 @@ def assert_close(got, expected, rtol):
         torch.testing.assert_close(g, e, rtol=0, atol=rtol * scale)
 
 
+def looks_once_more(path):
+    """Count time steps at which the loop evaluates phi again since solved rows are returned next to
+    failed ones, on which they might depend.
+    """
+    solved = path.result == 0
+    return int((solved.any(1) & ~solved.all(1)).sum())
+
+
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("phi", MAPS)
 @pytest.mark.parametrize("rtol", [1e-3, 1e-10])
@@ -126,7 +134,7 @@ def test_equals_the_loop_over_solves(phi, solver, rtol):
         assert_close(gradients, expected_gradients, 4 * rtol)
         return
     assert torch.equal(got.iterations, expected.iterations)
-    assert got.evaluations == expected.evaluations
+    assert got.evaluations == expected.evaluations - looks_once_more(expected)
     torch.testing.assert_close(got.output, expected.output, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(got.residual, expected.residual, rtol=1e-4, atol=1e-4)
     assert_close(gradients, expected_gradients, 1e-11)
@@ -526,7 +534,7 @@ def test_unrolled_equals_the_loop_over_solves(phi, solver):
     (got, gradients), (expected, others) = (outcome(c, x, h0) for c in (fused, reference))
     assert torch.equal(got.result, expected.result)
     assert torch.equal(got.iterations, expected.iterations)
-    assert got.evaluations == expected.evaluations
+    assert got.evaluations == expected.evaluations - looks_once_more(expected)
     assert (got.residual is None) == (expected.residual is None)
     torch.testing.assert_close(got.output, expected.output, rtol=1e-12, atol=1e-12)
     assert_close(gradients, others, 1e-11)
