@@ -80,4 +80,5 @@ def test_the_perplexities_are_those_of_the_committed_runs():
     assert f"a perplexity of {last['ernn']:.2f} with `ptb-ernn`" in readme
     for model in ("FastRNN", "FastGRNN"):
         assert f"{model} {last[model.lower()]:.2f}" in readme
+    assert f"UGRNN, of half the size, {last['ugrnn']:.2f}" in readme
     assert f"LSTM, four times as large, {last['lstm']:.2f}" in readme
