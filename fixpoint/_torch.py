@@ -435,6 +435,11 @@ def has_values(x: Tensor) -> bool:
     return x.device.type != "meta" and not (isinstance(x, FakeTensor) or is_traced_by_fx())
 
 
+def is_readable(x: Tensor) -> bool:
+    """Tell whether numbers of x may be read now, and not in a graph that is recorded."""
+    return has_values(x) and not is_recorded(x)
+
+
 def is_plain(x: Tensor) -> bool:
     """Tell whether x is a tensor or parameter, or a subclass that leaves operations as they are."""
     return type(x).__torch_dispatch__ is Tensor.__torch_dispatch__

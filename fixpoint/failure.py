@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import has_values, is_recorded, stored
+from fixpoint._torch import has_values, is_readable, is_recorded, stored
 from fixpoint.solution import (
     ConvergenceError,
     Result,
@@ -45,7 +45,7 @@ def some_failed(result: Tensor) -> bool:
 
 def some_lost(solution: Solution) -> bool:
     """Tell whether a sample is NONFINITE; not looked for where no value can be read."""
-    if is_recorded(solution.result) or not has_values(solution.result):
+    if not is_readable(solution.result):
         return False
     return bool((stored(solution.result) == Result.NONFINITE.value).any())
 

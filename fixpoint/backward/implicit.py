@@ -12,10 +12,9 @@ from torch import Tensor
 
 from fixpoint._modes import unrecorded
 from fixpoint._torch import (
-    has_values,
     inside_forward_mode,
     inside_vmap,
-    is_recorded,
+    is_readable,
     level_zero,
     primal,
     transform_level,
@@ -278,7 +277,7 @@ def _with_lost_rows(solution: Solution, solver: Solver) -> Solution:
     steps has not looked at them.
     """
     z = solution.z
-    if solver.has_tolerance or is_recorded(z) or not has_values(z):
+    if solver.has_tolerance or not is_readable(z):
         return solution
     lost = ~z.isfinite().all(1)
     if not bool(lost.any()):

@@ -180,14 +180,19 @@ def test_attributes_and_methods_of_torchs_rnn(make):
     assert names <= {id(p) for p in flat}
 
 
-def test_parameters_drawn_again_are_those_of_a_new_layer(make):
-    layer = make(2)
+def draw_again(layer):
+    """Draw all parameters, 7 before, with the seed 3."""
     with torch.no_grad():
         for p in layer.parameters():
             p.fill_(7.0)
     torch.manual_seed(3)
     layer.reset_parameters()
     assert not any((p == 7).all() for p in layer.parameters() if p.numel() > 1)
+
+
+def test_parameters_drawn_again_are_those_of_a_new_layer(make):
+    layer = make(2)
+    draw_again(layer)
     torch.manual_seed(3)
     for (name, p), new in zip(layer.named_parameters(), make(2).parameters(), strict=True):
         assert torch.equal(p, new), name
@@ -351,12 +356,7 @@ def test_normalized_weights_are_drawn_again(make_ours, norm):
     layer = make_ours()
     module, name = weight_of(layer)
     norm(module, name)
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.fill_(7.0)
-    torch.manual_seed(3)
-    layer.reset_parameters()
-    assert not any((p == 7).all() for p in layer.parameters() if p.numel() > 1)
+    draw_again(layer)
     x = sample(6, 2, 3)
     output = layer(x)[0]
     torch.manual_seed(3)
