@@ -191,9 +191,10 @@ def batch_jacobian(phi: MatrixMap, z: Tensor) -> Tensor:
     inside a torch.func transform; rows of phi must be independent.
     """
     if inside_transform():
-        units = _units(z)
-        columns = torch.func.vmap(lambda v: torch.func.jvp(phi, (z,), (v,))[1])(units)
-        return columns.permute(1, 2, 0)
+        # Not torch.func.vjp, whose product is computed outside of its level: there an
+        # autograd.Function in phi finds its tensors dead.
+        rows = torch.func.vmap(lambda u: torch.func.grad(lambda z: (phi(z) * u).sum())(z))
+        return rows(_units(z)).transpose(0, 1)
     tracking = torch.is_grad_enabled()
     with torch.enable_grad():
         # An alias, since phi may close over z itself or over what was computed from it.

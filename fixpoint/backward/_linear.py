@@ -119,10 +119,18 @@ def row_scale(b: Tensor) -> Tensor:
 
 
 def couples_rows(operator: Operator, like: Tensor) -> bool:
-    """Tell whether a row of A x depends on other rows of x, by one product."""
-    odd = torch.arange(len(like), device=like.device)[:, None] % 2 == 1
-    image = operator.jvp(torch.where(odd, 1.0, torch.zeros_like(like)))
-    return bool(torch.where(odd, 0.0, image).any())
+    """Tell whether a row of A x depends on other rows of x, by two products for each binary digit
+    of their numbers: those of two rows differ in one.
+    """
+    number = torch.arange(len(like), device=like.device)[:, None]
+    probe = 1.5 + torch.arange(like.numel(), device=like.device).cos().view_as(like).to(like)
+    for digit in range(max(len(like) - 1, 0).bit_length()):
+        ones = (number >> digit) % 2 == 1
+        for others in (ones, ~ones):
+            image = operator.jvp(torch.where(others, probe, 0.0))
+            if bool(torch.where(others, 0.0, image).any()):
+                return True
+    return False
 
 
 def solve_as_one(solver: Solver, operator: Operator, b: Tensor, rows: Solution) -> Solution:

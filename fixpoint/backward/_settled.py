@@ -35,8 +35,22 @@ def run_until_settled(
     elif is_recorded(z0) or is_traced_by_fx():
         z = end.entered + (end.best - end.entered).detach()
     else:
-        z = implicitly(solver, phi, torch.where(rows, end.best, z0), t)
+        # Settled samples may depend on others, at the states that these have now.
+        finite = solution.z.isfinite().all(1, keepdim=True)
+        others = torch.where(finite, solution.z, z0)
+        settled = phi if len(z0) == 1 else _of_rows(phi, rows, others)
+        z = implicitly(solver, settled, torch.where(rows, end.best, others), t)
     return replace(solution, z=torch.where(rows, z, solution.z))
+
+
+def _of_rows(phi: MatrixMap, rows: Tensor, others: Tensor) -> MatrixMap:
+    """Return phi as a map of some rows, (B, 1), beside others that are given, (B, D)."""
+
+    def of_rows(z: Tensor) -> Tensor:
+        return torch.where(rows, phi(torch.where(rows, z, others)), others)
+
+    of_rows.columns = getattr(phi, "columns", ())  # type: ignore[attr-defined]
+    return of_rows
 
 
 def with_implicit_gradients(

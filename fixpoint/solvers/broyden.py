@@ -140,8 +140,7 @@ class Broyden(IterativeSolver):
     ) -> tuple[Tensor, BroydenState]:
         if state is None:
             return fz, _begin(z, fz)
-        tracked = any(x.requires_grad for x in (z, fz, state.direction)) and torch.is_grad_enabled()
-        on_host = computes_on_host(fz) and not (tracked or carries_tangents())
+        on_host = computes_on_host(fz) and not _is_tracked(z, fz, state.direction)
         return self.advance(k, z, fz, state, Evaluation(z, reads=on_host))
 
     def advance(
@@ -211,8 +210,8 @@ class Broyden(IterativeSolver):
 def _begin(z: Tensor, fz: Tensor) -> BroydenState:
     """Return the state after a plain step."""
     g = at_least_float32(fz - z)
-    dtype = torch.float32 if g.device.type == "mps" else torch.float64
-    merit = torch.linalg.vecdot(g.detach(), g.detach()).to(dtype).unsqueeze(1)
+    evaluate = Evaluation(z, reads=False)
+    merit = _squared_size(g, evaluate).unsqueeze(1)
     scalars = torch.cat((merit, torch.ones_like(merit), torch.zeros_like(merit)), 1)
     scalars = torch.cat((scalars, merit.expand(-1, WINDOW)), 1)
     return BroydenState(z, g, g, g, Factors.none(g), scalars, 0)
@@ -345,11 +344,17 @@ def step(
 def _squared_size(x: Tensor, evaluate: Evaluation) -> Number:
     """Return |x|^2 of each sample, a constant where it is not finite."""
     (size,) = evaluate.read(inner_products(x.detach(), (x.detach(),)))
-    if evaluate.kind is not TENSORS or not (x.requires_grad and torch.is_grad_enabled()):
+    if evaluate.kind is not TENSORS or not _is_tracked(x):
         return size
     finite = size < math.inf
     x = torch.where(finite.unsqueeze(1), x, 0.0)
     return torch.where(finite, inner_products(x, (x,))[0].to(size.dtype), size)
+
+
+def _is_tracked(*tensors: Tensor) -> bool:
+    """Tell whether derivatives of one of the tensors may be asked for."""
+    reverse = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return reverse or carries_tangents()
 
 
 LIBRARY.define(

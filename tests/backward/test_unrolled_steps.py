@@ -12,6 +12,7 @@ SOLVERS = {
     "Anderson to a tolerance": lambda: Anderson(rtol=1e-2, memory=2),
     "Anderson with a ridge": lambda: Anderson(max_iter=5, ridge=1e-2, **FIXED),
     "Broyden": lambda: Broyden(max_iter=6, **FIXED),
+    "Broyden whose first step is taken back": lambda: Broyden(max_iter=4, growth=0.1, **FIXED),
     "Broyden to a tolerance": lambda: Broyden(rtol=1e-2),
     "Broyden of one factor": lambda: Broyden(max_iter=7, memory=1, **FIXED),
     "Newton": lambda: Newton(max_iter=5, **FIXED),
@@ -39,7 +40,9 @@ def test_the_gradient_is_that_of_what_was_computed(name, gain):
         slopes = [(run(a + h).sum() - run(a - h).sum()).item() / (2 * h) for h in STEPS]
         if max(slopes) - min(slopes) > 1e-4 * (1 + abs(slopes[0])):
             continue  # a step is about to be taken back, or the slope is lost in rounding
+        _, tangent = torch.func.jvp(run, (a,), (torch.ones_like(a),))
         (gradient,) = torch.autograd.grad(run(a.requires_grad_()).sum(), a)
+        assert_close(tangent.sum(), gradient, rtol=1e-6, atol=1e-6)
         nearest = min(slopes, key=lambda slope: abs(slope - gradient.item()))
         assert_close(gradient.item(), nearest, rtol=1e-5, atol=1e-5)
         compared += 1

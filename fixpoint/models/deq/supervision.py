@@ -13,8 +13,8 @@ from torch import Tensor
 from fixpoint._torch import tree_map
 from fixpoint._tree import Map, Packing, Tree
 from fixpoint._validation import positive
+from fixpoint._with_gradient import with_gradient_of
 from fixpoint.backward import Phantom
-from fixpoint.backward.base import with_gradient_of
 from fixpoint.fixed_point import FixedPoint
 from fixpoint.solution import Result, Solution
 from fixpoint.solvers import Auto, IterativeSolver

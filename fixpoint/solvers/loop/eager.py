@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,8 +12,10 @@ from fixpoint._torch import (
     has_values,
     inside_forward_mode,
     inside_vmap,
+    is_readable,
     is_traced_by_fx,
     no_gradients,
+    stored,
     tree_map,
 )
 from fixpoint.derivatives import Derivatives, MatrixMap
@@ -214,11 +217,26 @@ def _as_one(
 
 
 def settle(solver: Iteration, problem: Problem, z: Tensor) -> tuple[Solution, Settling]:
-    """Make exactly `max_iter` updates, in which samples at their solution settle."""
-    tracking, settling = torch.is_grad_enabled(), Settling(z)
-    with torch.set_grad_enabled(tracking and problem.track_from <= 0):
-        solution, _ = make_updates(solver, problem, z, tracking, settling)
-    return solution, settling
+    """Make exactly `max_iter` updates, in which samples at their solution settle.
+
+    If others, on which they depend, move some away from it again, all are made once more, in which
+    these do not settle.
+    """
+    tracking, restless = torch.is_grad_enabled(), torch.zeros(len(z), dtype=torch.bool)
+    restless = restless.to(z.device)
+    while True:
+        settling = Settling(z, restless)
+        with torch.set_grad_enabled(tracking and problem.track_from <= 0):
+            solution, _ = make_updates(solver, problem, z, tracking, settling)
+        if len(z) == 1 or not is_readable(z) or not bool(stored(settling.settled).any()):
+            return solution, settling
+        with no_gradients():
+            mixed = torch.where(settling.settled[:, None], settling.best, solution.z)
+            left = settling.left(mixed, problem.phi(mixed))
+        solution = replace(solution, evaluations=solution.evaluations + 1)
+        if not bool(stored(left).any()):
+            return solution, settling
+        restless = restless | left
 
 
 def make_updates(
@@ -233,7 +251,7 @@ def make_updates(
         if k == track_from and k > 0:
             z, state = _detached(solver, z, state)
             torch.set_grad_enabled(tracking)
-        start = watch.stop_settled(z)
+        start = watch.enter(z) if k else z
         fz = evaluate(start)
         watch.note(z, fz)
         if k == 0:
@@ -246,7 +264,7 @@ def make_updates(
             z = with_noise(solver, z, start)
     evaluations = solver.max_iter
     if watch.looks:
-        watch.note(z, phi(watch.stop_settled(z)))
+        watch.note(z, phi(watch.enter(z)))
         evaluations += 1
     shape, device = (z.shape[0],), z.device
     solution = Solution(

@@ -8,6 +8,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from fixpoint._torch import inside_forward_mode
+from fixpoint._with_gradient import with_gradient_of
+from fixpoint.row_guard import clean_rows
 from fixpoint.solution import Trace
 from fixpoint.solvers.loop.finished import stop_finished
 from fixpoint.solvers.loop.norms import Norms, Tolerance
@@ -46,6 +49,8 @@ class Record:
         """Return the state as it is: no sample settles."""
         return tree
 
+    enter = stop_settled
+
     def note(self, z: Tensor, fz: Tensor) -> None:
         if not self.looks:
             return
@@ -70,6 +75,10 @@ class Settling:
     Later updates are made of rounding noise; they take no part in a gradient, and may make the
     state worse.
 
+    Args:
+        z: the start, (B, D).
+        restless: samples that do not settle, (B,).
+
     Attributes:
         settled: which samples, (B,).
         best: the state of least residual, without gradient, and entered: that at which a sample
@@ -79,8 +88,8 @@ class Settling:
     looks = True
     residual: Tensor | None = None
 
-    def __init__(self, z: Tensor) -> None:
-        self.settled = torch.zeros(z.shape[0], dtype=torch.bool, device=z.device)
+    def __init__(self, z: Tensor, restless: Tensor) -> None:
+        self.restless, self.settled = restless, torch.zeros_like(restless)
         self.best, self.entered = z.detach(), z
         self.size = _norm(z)
         self.least = self.size + torch.inf
@@ -90,6 +99,15 @@ class Settling:
         """Return the (B, ...) tensors without gradient in the rows of settled samples."""
         return stop_finished(~self.settled, tree)
 
+    def enter(self, z: Tensor) -> Tensor:
+        """Return z for phi, of whose rows others may depend on settled ones: these have the
+        derivatives of the state at which they settled.
+        """
+        if len(z) == 1 or not (torch.is_grad_enabled() or inside_forward_mode()):
+            return self.stop_settled(z)
+        entered = torch.where(self.settled[:, None], with_gradient_of(z, self.entered), z)
+        return clean_rows(entered, self.settled)
+
     def note(self, z: Tensor, fz: Tensor) -> None:
         residual = _norm(fz - z)
         self.size = torch.maximum(self.size, _norm(fz))
@@ -97,7 +115,12 @@ class Settling:
         self.least = torch.where(better, residual, self.least)
         self.best = torch.where(better[:, None], z.detach(), self.best)
         self.entered = torch.where(self.settled[:, None], self.entered, z)
-        self.settled = self.settled | (residual <= self.tolerance * self.size)
+        near = residual <= self.tolerance * self.size
+        self.settled = self.settled | (near & ~self.restless)
+
+    def left(self, z: Tensor, fz: Tensor) -> Tensor:
+        """Return settled samples, (B,), that are not at their solution any more."""
+        return self.settled & ~(_norm(fz - z) <= self.tolerance * self.size)
 
     def trace(self) -> None:
         """Record nothing."""
