@@ -159,7 +159,8 @@ def orthogonalize(
         A = torch.addcmul(A[1:], rows[j].unsqueeze(2), q, value=-1)
     gamma = rows[m - 1] if m > 0 else g.new_zeros(0, g.shape[0])
     for j in range(m - 2, -1, -1):
-        gamma = torch.cat((rows[j][-1:] - (rows[j][:-1] * gamma).sum(0, keepdim=True), gamma))
+        known = (rows[j][:-1] * gamma).T.contiguous().sum(1)
+        gamma = torch.cat(((rows[j][-1] - known).unsqueeze(0), gamma))
     gamma = gamma * scale
     finite = (gamma.abs() < torch.inf).all(0)
     return torch.where(finite, gamma, torch.zeros_like(gamma)), Factors(rows, inverse, scale)

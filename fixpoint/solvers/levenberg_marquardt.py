@@ -119,7 +119,7 @@ class LevenbergMarquardt(IterativeSolver):
             z, g = torch.where(accepted, z, state.z), torch.where(accepted, g, state.g)
             merit = torch.where(accepted, merit, state.merit)
             A = torch.where(accepted.unsqueeze(2), A, state.A)
-        relative = (merit / torch.where(first > 0, first, 1.0)) ** 0.25
+        relative = (merit / torch.where(first > 0, first, 1.0)).sqrt().sqrt()  # rounds exactly
         size = torch.linalg.matrix_norm(A).unsqueeze(1)
         step = solve_damped(A, g, damping.sqrt() * size * relative)
         rest = g - (A * step.unsqueeze(1)).sum(2)

@@ -346,6 +346,27 @@ def test_not_one_bit_depends_on_the_layout(build, start, layout):
         assert torch.equal(found(slice(i, i + 1))[0], whole[i]), i
 
 
+def last_states(solver, W, b):
+    return solve(lambda z: torch.tanh((W * z[:, None]).sum(2) + b), torch.zeros_like(b), solver).z
+
+
+@pytest.mark.parametrize("width", [3, 6, 17])
+def test_not_one_bit_depends_on_the_place_in_a_batch(build, width):
+    """Vectors of a processor take some rows of a batch together, others by themselves."""
+    if build.name == "newton-krylov":
+        pytest.skip("the projections of GMRES are batched products")
+    draw = {"generator": torch.Generator().manual_seed(width), "dtype": torch.float64}
+    W, b = 1.2 / width**0.5 * torch.randn(58, width, width, **draw), torch.randn(58, width, **draw)
+    order = torch.randperm(58, generator=draw["generator"])
+    solvers = [build(rtol=1e-6, max_iter=60)]
+    if build.name == "anderson":
+        solvers.append(build(rtol=1e-6, max_iter=60, memory=10))
+    for solver in solvers:
+        whole = last_states(solver, W, b)
+        for rows in (order, order[:29], order[29:42]):
+            assert torch.equal(last_states(solver, W[rows], b[rows]), whole[rows])
+
+
 def test_a_relative_tolerance_at_zero_is_never_reached_by_a_state_that_moves(build):
     solution = solve(
         torch.zeros_like, torch.full((1, 2), 10.0), build(rtol=1e-3, max_iter=0, atol=0)
