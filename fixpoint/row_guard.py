@@ -85,10 +85,12 @@ def clean_rows(x: Tensor, lost: Tensor | None) -> Tensor:
     """
     if has_torch_function((x,)):
         return handle_torch_function(clean_rows, (x,), x, lost)
+    if torch.compiler.is_compiling():  # which traces no jvp
+        return _CleanRowsInGraph.apply(x, lost)
     return _CleanRows.apply(x, lost)
 
 
-class _CleanRows(torch.autograd.Function):
+class _CleanRowsInGraph(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
@@ -104,6 +106,8 @@ class _CleanRows(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         return _with_finite_rows(g, ctx.saved_tensors[0]), None
 
+
+class _CleanRows(_CleanRowsInGraph):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         with tangents_of_outer_levels(ctx) as (lost,):
