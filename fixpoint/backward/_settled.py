@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fixpoint._torch import has_values, is_recorded, is_traced_by_fx
+from fixpoint.backward.base import tracks
 from fixpoint.backward.implicit import Implicit
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution
@@ -28,9 +29,14 @@ def run_until_settled(
     takes the latter where r <= sqrt(eps).
     """
     problem = Problem(phi, Derivatives(phi), t, track_from)
-    solution, end = settle(cast(IterativeSolver, solver), problem, z0)
+
+    def at_solution(z: Tensor, rows: Tensor) -> Tensor:
+        settled = phi if len(z) == 1 else _of_rows(phi, rows[:, None], z)
+        return implicitly(solver, settled, z, t)
+
+    solution, end = settle(cast(IterativeSolver, solver), problem, z0, at_solution)
     rows = end.settled[:, None]
-    if not torch.is_grad_enabled():
+    if not tracks():
         z = end.best
     elif is_recorded(z0) or is_traced_by_fx():
         z = end.entered + (end.best - end.entered).detach()
@@ -38,8 +44,7 @@ def run_until_settled(
         # Settled samples may depend on others, at the states that these have now.
         finite = solution.z.isfinite().all(1, keepdim=True)
         others = torch.where(finite, solution.z, z0)
-        settled = phi if len(z0) == 1 else _of_rows(phi, rows, others)
-        z = implicitly(solver, settled, torch.where(rows, end.best, others), t)
+        z = at_solution(torch.where(rows, end.best, others), end.settled)
     return replace(solution, z=torch.where(rows, z, solution.z))
 
 
@@ -61,7 +66,7 @@ def with_implicit_gradients(
     """
     coupled = solution.coupled and not solver.learns_steps
     warm = ((solution.iterations == 0) | coupled) & solution.converged
-    if not (torch.is_grad_enabled() and has_values(warm)):
+    if not (tracks() and has_values(warm)):
         return solution
     if len(warm) > 0 and not bool(warm.any()):
         return solution

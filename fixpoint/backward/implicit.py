@@ -212,7 +212,8 @@ class Implicit(Backward):
                 return solve_in_vmap(solver, adjoint, phi, z0, t)
             solution = at_level_zero(lambda phi: solver.run(phi, primal(z0), t), phi)
             seen = _with_lost_rows(solution, solver)
-            closure, z = _closure_at(seen, phi, primal(z0))
+            with torch.enable_grad():  # no_grad lets forward mode pass
+                closure, z = _closure_at(seen, phi, primal(z0))
         problem = ImplicitProblem(
             function=closure.function,
             solver=solver,

@@ -115,3 +115,60 @@ def test_an_adjoint_that_is_not_solved_by_rows_is_solved_as_one():
     layer(lambda z: J @ z + w * b, torch.zeros_like(b)).z[0].sum().backward()
     expected = torch.linalg.inv(torch.eye(3, dtype=torch.float64) - J)[0][:, None] * b
     assert_close(w.grad, expected)
+
+
+@pytest.mark.parametrize("kind", [Anderson, Broyden, BarzilaiBorwein])
+@pytest.mark.parametrize("last", [None, 4])
+def test_one_that_settles_early_has_its_implicit_derivative_for_others(kind, last):
+    draw = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
+    own = 0.5 * torch.randn(4, 4, **draw)
+    solution = torch.zeros(4, dtype=torch.float64)
+    for _ in range(100):
+        solution = 0.5 * torch.sin(solution) + 0.7
+
+    def run(w, count, start):
+        def phi(z):
+            return torch.stack((0.5 * torch.sin(z[0]) + w, 1.2 * torch.tanh(z[1] @ own + z[0])))
+
+        layer = FixedPoint(kind(max_iter=count, **FIXED), Unrolled(last), on_failure="ignore")
+        return layer(phi, start).z.sum(1)
+
+    w, start = torch.tensor(0.7, dtype=torch.float64), torch.stack((solution, 0 * solution))
+    expected = (run(w + 1e-5, 30, start) - run(w - 1e-5, 30, start)) / 2e-5
+    reverse = torch.autograd.functional.jacobian(lambda w: run(w, 7, start), w)
+    _, forward = torch.func.jvp(lambda w: run(w, 7, start), (w,), (torch.ones_like(w),))
+    assert_close(reverse, expected, rtol=1e-2, atol=0.0)
+    assert_close(forward, reverse)
+
+
+@pytest.mark.parametrize("kind", [Anderson, Broyden, BarzilaiBorwein])
+def test_samples_that_leave_one_after_another_cost_few_passes(kind):
+    calls = []
+
+    def phi(z):
+        calls.append(z)
+        before = torch.cat((torch.ones(1, 1, dtype=torch.float64), z[:-1]))
+        return 0.5 * torch.sin(z) + 0.4 * before
+
+    start = torch.zeros(16, 1, dtype=torch.float64)  # all but the first are at rest
+    with torch.no_grad():
+        layer = FixedPoint(kind(max_iter=20, **FIXED), Unrolled(), on_failure="ignore")
+        solution = layer(phi, start)
+    assert len(calls) == solution.evaluations <= 80
+
+
+@pytest.mark.parametrize("backward", [Implicit(), Unrolled(), Unrolled(last=3)])
+@pytest.mark.parametrize("options", [FIXED, {"rtol": 1e-12, "atol": 0.0}])
+def test_forward_mode_passes_no_grad(backward, options):
+    b = torch.tensor([[1.0, 0.2], [0.5, 0.1]], dtype=torch.float64)
+    layer = FixedPoint(Anderson(max_iter=30, **options), backward)
+
+    def run(w):
+        return layer(lambda z: 0.5 * torch.sin(z) + w * b, torch.zeros_like(b)).z
+
+    w = torch.tensor(0.7, dtype=torch.float64)
+    with torch.no_grad():
+        z, tangent = torch.func.jvp(run, (w,), (torch.ones_like(w),))
+    # Three plain updates from the solution are the Neumann series to that order.
+    tolerance = 0.1 if getattr(backward, "last", None) and layer.solver.has_tolerance else 1e-6
+    assert_close(tangent, b / (1 - 0.5 * z.cos()), rtol=tolerance, atol=tolerance)

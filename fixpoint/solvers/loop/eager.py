@@ -26,7 +26,7 @@ from fixpoint.solvers.loop.course import Course, CourseOptions
 from fixpoint.solvers.loop.finished import stop_finished
 from fixpoint.solvers.loop.noise import NoiseOptions, with_noise
 from fixpoint.solvers.loop.norms import Norms
-from fixpoint.solvers.loop.watch import Record, Settling
+from fixpoint.solvers.loop.watch import AtSolution, Record, Settling
 from fixpoint.solvers.loop.whole import RowNorms, as_one, derivatives_as_one, join
 
 VMAP = (
@@ -216,27 +216,60 @@ def _as_one(
     return join(first, rest, z.shape), None
 
 
-def settle(solver: Iteration, problem: Problem, z: Tensor) -> tuple[Solution, Settling]:
+def settle(
+    solver: Iteration, problem: Problem, z: Tensor, at_solution: AtSolution
+) -> tuple[Solution, Settling]:
     """Make exactly `max_iter` updates, in which samples at their solution settle.
 
     If others, on which they depend, move some away from it again, all are made once more, in which
-    these do not settle.
+    these do not settle; if others depend on them, once more with their implicit derivatives.
     """
     tracking, restless = torch.is_grad_enabled(), torch.zeros(len(z), dtype=torch.bool)
-    restless = restless.to(z.device)
+    restless, implicit, earlier = restless.to(z.device), None, 0
+    tracks = tracking or inside_forward_mode()
     while True:
-        settling = Settling(z, restless)
+        settling = Settling(z, restless, implicit)
         with torch.set_grad_enabled(tracking and problem.track_from <= 0):
             solution, _ = make_updates(solver, problem, z, tracking, settling)
         if len(z) == 1 or not is_readable(z) or not bool(stored(settling.settled).any()):
-            return solution, settling
+            break
         with no_gradients():
-            mixed = torch.where(settling.settled[:, None], settling.best, solution.z)
-            left = settling.left(mixed, problem.phi(mixed))
-        solution = replace(solution, evaluations=solution.evaluations + 1)
-        if not bool(stored(left).any()):
-            return solution, settling
-        restless = restless | left
+            left, depend, looks = _depending(settling, problem.phi, solution.z, tracks)
+        if not (left is not None or (depend and implicit is None)):
+            earlier += looks
+            break
+        earlier += looks + solution.evaluations - problem.derivatives.evaluations
+        if left is not None:
+            restless = restless | left
+        else:
+            implicit = at_solution
+        del solution, settling  # with their graph
+    return replace(solution, evaluations=solution.evaluations + earlier), settling
+
+
+def _depending(
+    settling: Settling, phi: MatrixMap, z: Tensor, tracks: bool
+) -> tuple[Tensor | None, bool, int]:
+    """Return settled samples that others have moved away from their solution, (B,), None for none,
+    whether others depend on settled ones, where that `tracks`, and the number of evaluations.
+    """
+    settled, count = settling.settled, 0
+    left = torch.zeros_like(settled)
+    while True:  # one that has left may have moved further ones
+        rows = (settled & ~left)[:, None]
+        mixed = torch.where(rows, settling.best, z)
+        fz, count = phi(mixed), count + 1
+        more = settling.left(mixed, fz) & ~left
+        if not bool(stored(more).any()):
+            break
+        left = left | more
+    if count > 1:
+        return left, False, count
+    if not tracks or bool(stored(settled).all()):
+        return None, False, count
+    moved = phi(torch.where(rows, 1.01 * mixed + 0.01, mixed))
+    depend = ~rows & fz.isfinite() & (moved != fz)
+    return None, bool(stored(depend).any()), count + 1
 
 
 def make_updates(
@@ -264,7 +297,9 @@ def make_updates(
             z = with_noise(solver, z, start)
     evaluations = solver.max_iter
     if watch.looks:
-        watch.note(z, phi(watch.enter(z)))
+        with no_gradients():
+            fz = phi(z)
+        watch.note(z, fz)
         evaluations += 1
     shape, device = (z.shape[0],), z.device
     solution = Solution(

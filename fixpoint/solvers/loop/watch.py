@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from fixpoint._torch import inside_forward_mode
+from fixpoint._torch import inside_forward_mode, stored
 from fixpoint._with_gradient import with_gradient_of
 from fixpoint.row_guard import clean_rows
 from fixpoint.solution import Trace
 from fixpoint.solvers.loop.finished import stop_finished
 from fixpoint.solvers.loop.norms import Norms, Tolerance
+
+AtSolution = Callable[[Tensor, Tensor], Tensor]
+"""(z, rows) -> z, (B, D), with the implicit gradient of some rows, (B,), that are at their solution
+beside the others.
+"""
 
 
 class RecordOptions(Protocol):
@@ -78,6 +83,8 @@ class Settling:
     Args:
         z: the start, (B, D).
         restless: samples that do not settle, (B,).
+        at_solution: gives settled samples the derivatives with which they enter phi; None: those of
+            the state at which they settled.
 
     Attributes:
         settled: which samples, (B,).
@@ -88,8 +95,9 @@ class Settling:
     looks = True
     residual: Tensor | None = None
 
-    def __init__(self, z: Tensor, restless: Tensor) -> None:
+    def __init__(self, z: Tensor, restless: Tensor, at_solution: AtSolution | None = None) -> None:
         self.restless, self.settled = restless, torch.zeros_like(restless)
+        self.at_solution, self.given = at_solution, torch.zeros_like(restless)
         self.best, self.entered = z.detach(), z
         self.size = _norm(z)
         self.least = self.size + torch.inf
@@ -101,12 +109,20 @@ class Settling:
 
     def enter(self, z: Tensor) -> Tensor:
         """Return z for phi, of whose rows others may depend on settled ones: these have the
-        derivatives of the state at which they settled.
+        derivatives of the state at which they settled, or of their solution.
         """
         if len(z) == 1 or not (torch.is_grad_enabled() or inside_forward_mode()):
             return self.stop_settled(z)
-        entered = torch.where(self.settled[:, None], with_gradient_of(z, self.entered), z)
+        entered = self._entered(z)
+        new = self.settled & ~self.given
+        if self.at_solution is not None and bool(stored(new).any()):
+            start = torch.where(new[:, None], self.best, entered)
+            self.entered = torch.where(new[:, None], self.at_solution(start, new), self.entered)
+            self.given, entered = self.settled, self._entered(z)
         return clean_rows(entered, self.settled)
+
+    def _entered(self, z: Tensor) -> Tensor:
+        return torch.where(self.settled[:, None], with_gradient_of(z, self.entered), z)
 
     def note(self, z: Tensor, fz: Tensor) -> None:
         residual = _norm(fz - z)
