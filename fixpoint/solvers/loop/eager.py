@@ -224,8 +224,8 @@ def settle(
     If others, on which they depend, move some away from it again, all are made once more, in which
     these do not settle; if others depend on them, once more with their implicit derivatives.
     """
-    tracking, restless = torch.is_grad_enabled(), torch.zeros(len(z), dtype=torch.bool)
-    restless, implicit, earlier = restless.to(z.device), None, 0
+    tracking, implicit, earlier = torch.is_grad_enabled(), None, 0
+    restless = torch.zeros(len(z), dtype=torch.bool, device=z.device)
     tracks = tracking or inside_forward_mode()
     while True:
         settling = Settling(z, restless, implicit)
