@@ -157,12 +157,23 @@ class Packing:
                 f"returned {_described(structure)}"
             )
         if not self._matches(leaves):
-            shapes = [leaf.shape if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves]
-            expected, given = ([_plain(s) for s in group] for group in (self.shapes, shapes))
+            for leaf in leaves:
+                if not isinstance(leaf, Tensor):
+                    raise TypeError(self._no_tensor(leaf))
+            expected = [tuple(shape) for shape in self.shapes]
+            given = [tuple(leaf.shape) for leaf in leaves]
             raise ValueError(
                 f"{self.name} must return the shapes of its input, {expected}; it returned {given}"
             )
         return leaves
+
+    def _no_tensor(self, leaf: Any) -> str:
+        """Say which leaf of phi(z) is not a tensor, and what to do."""
+        remedy = "add its return" if leaf is None else "compute with torch alone, as gradients need"
+        return (
+            f"{self.name} must return {_described(self.structure)}; it returned "
+            f"{torch.typename(leaf)}: {remedy}"
+        )
 
     def _matches(self, leaves: list[Any]) -> bool:
         """Tell whether these are tensors of the shapes of z0."""
@@ -217,7 +228,10 @@ def _check_leaves(leaves: list[Any], batched: bool) -> None:
         raise ValueError("z0 must hold at least one tensor; it holds none")
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
-            raise TypeError(f"z0 must be a tree of tensors; it holds a {type(leaf).__name__}")
+            raise TypeError(
+                f"z0 must be a tensor, or a tree of tensors; it holds {torch.typename(leaf)}: "
+                "torch.as_tensor makes one"
+            )
         if not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
             raise TypeError(
                 f"z0 must be a floating-point or complex tensor, not {leaf.dtype}: pass "
@@ -255,7 +269,3 @@ def _described(structure: Any) -> str:
 class _Tensor:
     def __repr__(self) -> str:
         return "tensor"
-
-
-def _plain(shape: Any) -> Any:
-    return tuple(shape) if isinstance(shape, torch.Size) else shape

@@ -1,5 +1,6 @@
 """States that are no tree of equal-sized floating-point tensors, and maps that change them."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,8 @@ from fixpoint import solve
     ("z0", "error", "text"),
     [
         (torch.zeros(2, 2, dtype=torch.int64), TypeError, r"floating-point.*int64.*z0.float\(\)"),
-        ([torch.zeros(2), 1.0], TypeError, "tree of tensors; it holds a float"),
+        ([torch.zeros(2), 1.0], TypeError, "tree of tensors; it holds float: torch.as_tensor"),
+        (np.zeros((2, 1)), TypeError, r"it holds numpy.ndarray: torch.as_tensor makes one"),
         ([], ValueError, "at least one tensor"),
         (torch.tensor(1.0), ValueError, "batched=False"),
         ([torch.zeros(2, 1), torch.zeros(3, 1)], ValueError, r"same batch size; got \[2, 3\]"),
@@ -33,6 +35,9 @@ def test_a_start_that_makes_no_sense_is_refused(z0, error, text):
             ValueError,
             "must return what it is given, a tensor; it returned .tensor, tensor.",
         ),
+        (lambda z: None, TypeError, "must return a tensor; it returned NoneType: add its return"),
+        (lambda z: z.numpy(), TypeError, "a tensor; it returned numpy.ndarray: compute with torch"),
+        (lambda z: 1.0, TypeError, "must return a tensor; it returned float: compute with torch"),
         (lambda z: z.double(), TypeError, "dtype of its input, torch.float32.*torch.float64"),
     ],
 )
