@@ -173,7 +173,7 @@ class Recurrent(Stack, OptionsMixin, nn.Module):
         if isinstance(hx, StreamState):
             if self.bidirectional:
                 raise ValueError(NO_STREAM)
-            return (hx.hx,), hx.t
+            return (hx.hx,), _time_index(hx)
         own = self.cells()[0].timesteps
         if own is not None:
             warnings.warn(
@@ -230,7 +230,7 @@ class Recurrent(Stack, OptionsMixin, nn.Module):
         """
         if self.bidirectional:
             raise ValueError(NO_STREAM)
-        t, hx = (0, None) if state is None else (state.t, state.hx)
+        t, hx = (0, None) if state is None else (_time_index(state), state.hx)
         cells, states = self.cells(), []
         own = cells[0].timesteps is not None
         for layer, cell in enumerate(cells):
@@ -246,3 +246,16 @@ class Recurrent(Stack, OptionsMixin, nn.Module):
         defaults = {"num_layers": 1, "batch_first": False, "dropout": 0.0, "bidirectional": False}
         parts += [f"{k}={getattr(self, k)}" for k, v in defaults.items() if getattr(self, k) != v]
         return ", ".join(parts)
+
+
+def _time_index(state: StreamState) -> int:
+    if not isinstance(state, StreamState):
+        raise TypeError(
+            f"state must be a StreamState; got {torch.typename(state)}: give what the step before "
+            "returned, or StreamState(hx, t)"
+        )
+    if state.t < 0:
+        raise ValueError(
+            f"t of a StreamState must be at least 0; got {state.t}: 0 begins a sequence"
+        )
+    return state.t

@@ -75,6 +75,8 @@ class Stack:
         for h in hx or ():
             batch = () if x.dim() == 2 else (x.shape[1 - time],)
             expected = (self.num_layers * self._directions, *batch, self.hidden_size)
+            if not isinstance(h, Tensor):
+                raise TypeError(f"hx must be a tensor {expected}; got {torch.typename(h)}")
             if tuple(h.shape) != expected:
                 raise ValueError(f"hx must be {expected}; got {tuple(h.shape)}")
             if h.dtype != x.dtype and not autocast_enabled(x.device.type):

@@ -50,6 +50,8 @@ class _Fused(Stack):
         In an exported graph with any number of time steps, by a loop over them.
         """
         layer: Any = self
+        if hx is not None:
+            self._check_states(hx)
         if not isinstance(x, PackedSequence) and is_symbol(x.shape[self._time_axis(x)]):
             return None if layer.proj_size else self._run(x, hx, 0, False)
         if self.implementation == "reference":
@@ -62,6 +64,15 @@ class _Fused(Stack):
         if self.implementation == "fused":
             raise ValueError(not_fused(reason))
         return None
+
+    def _check_states(self, hx: Any) -> None:
+        """Refuse states of another kind: torch's own answer names neither hx nor its kind."""
+        count = self.tensors_of_state
+        several = isinstance(hx, tuple | list) and len(hx) == count
+        if several and all(isinstance(h, Tensor) for h in hx):
+            return
+        expected = "a tensor, h_0" if count == 1 else "a pair of tensors, (h_0, c_0)"
+        raise TypeError(f"hx must be {expected}; got {torch.typename(hx[0] if count == 1 else hx)}")
 
     def _why_not(self, given: tuple[Any, ...]) -> str | None:
         """Return why these tensors do not take the fused path, None where they do."""

@@ -302,6 +302,7 @@ def single(dtype=torch.float32):
         ((single(), torch.zeros(1, 3, 5)), ValueError, r"hx must be \(1, 4, 5\); got \(1, 3, 5\)"),
         ((single(), torch.zeros(2, 4, 5)), ValueError, r"hx must be \(1, 4, 5\); got \(2, 4, 5\)"),
         ((single()[:, 0], torch.zeros(1, 1, 5)), ValueError, r"hx must be \(1, 5\); got \(1, 1"),
+        ((single(), (torch.zeros(1, 4, 5),)), TypeError, r"hx .*tensor \(1, 4, 5\); got tuple"),
         ((single(), torch.zeros(1, 4, 5).double()), TypeError, r"hx .*float32; got .*float64"),
     ],
 )

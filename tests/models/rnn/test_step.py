@@ -125,3 +125,13 @@ def test_both_directions_are_refused():
 def test_a_sequence_is_refused():
     with pytest.raises(ValueError, match=r"x must be \(B, 4\) or \(4,\), the input of one step"):
         FastRNN(4, 6).step(torch.randn(T, B, 4))
+
+
+def test_a_state_of_another_kind_is_refused(make):
+    layer, h = make(), torch.zeros(1, B, 6).double()
+    x = torch.zeros(T, B, 4).double()
+    with pytest.raises(TypeError, match="state must be a StreamState; got torch.DoubleTensor: giv"):
+        layer.step(x[0], h)
+    for run_from in (lambda state: layer.step(x[0], state), lambda state: layer(x, state)):
+        with pytest.raises(ValueError, match="t of a StreamState must be at least 0; got -1"):
+            run_from(StreamState(h, -1))

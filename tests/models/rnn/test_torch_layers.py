@@ -215,3 +215,17 @@ def test_a_sample_that_is_not_finite_has_no_state_and_no_gradient(kind, place, v
     packed = pack_sequence(list(x.detach().unbind(1)))
     again = tensors(ours(packed, tuple(given) if kind == "lstm" else given[0]))
     assert [v.isnan().sum() for v in again] == [v.isnan().sum() for v in found]
+
+
+@pytest.mark.parametrize("implementation", ["auto", "reference"])
+def test_states_of_another_kind_are_named(implementation):
+    x, h = torch.zeros(4, 2, 3), torch.zeros(1, 2, 5)
+    lstm, gru = (make(3, 5, implementation=implementation) for make in (LSTM, GRU))
+    pair = r"hx must be a pair of tensors, \(h_0, c_0\); got "
+    for hx, given in ((h, "torch.FloatTensor"), ((h,), "tuple"), ((h, h.numpy()), "tuple")):
+        with pytest.raises(TypeError, match=pair + given):
+            lstm(x, hx)
+    for hx, given in (((h, h), "tuple"), (h.numpy(), "numpy.ndarray")):
+        with pytest.raises(TypeError, match=f"hx must be a tensor, h_0; got {given}"):
+            gru(x, hx)
+    assert lstm(x, [h, h])[0].shape == (4, 2, 5)
