@@ -70,8 +70,8 @@ RESULT_TEXT: dict[Result, str] = {
         "float64 or loosen rtol"
     ),
     Result.NONFINITE: (
-        "phi returned NaN or inf: the sample was frozen at its last finite iterate; check its "
-        "input, or damp (beta < 1) if it diverged"
+        "phi returned NaN or inf: z is the finite state of the smallest residual, else the start; "
+        "check the input, or damp (beta < 1) if the sample diverged"
     ),
     Result.FALLBACK: (
         "the iteration over the whole sequence did not converge, so the sample was solved step by "
