@@ -93,7 +93,7 @@ STALL_TEXT: dict[Stall, str] = {
     Stall.NO_PROGRESS: (
         "the residual has not fallen over the last half of the updates: it cycles or diverges; "
         "check that a fixed point exists (contraction of phi), damp (beta < 1), or try another "
-        "solver"
+        "solver; if samples depend on each other in phi (`check_rows`), pass batched=False"
     ),
     Stall.STEP_REFUSED: (
         "no step along the last direction lowers the residual: a local minimum of |phi(z) - z| "

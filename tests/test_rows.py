@@ -1,8 +1,9 @@
 """fixpoint.rows: whether samples depend on each other, and which."""
 
+import pytest
 import torch
 
-from fixpoint import check_rows
+from fixpoint import ConvergenceError, Picard, Stall, check_rows, solve
 from fixpoint.rows import NOISE
 
 
@@ -33,3 +34,13 @@ def test_a_random_map_and_a_sample_that_is_not_finite():
     assert not check_rows(lambda z: torch.dropout(z, 0.5, True), torch.ones(3, 50)).repeats
     x = torch.tensor([[1.0], [float("nan")]])
     assert check_rows(lambda z: 0.5 * z + x, torch.zeros(2, 1)).independent
+
+
+def test_a_coupled_sample_that_stalls_is_told_of_check_rows():
+    """The rows of a z0 without a batch axis are samples; here they turn around each other."""
+    A, ones = torch.tensor([[0.0, -1.2], [1.2, 0.0]]), torch.ones(2)
+    solution = solve(lambda z: A @ z + ones, torch.zeros(2), Picard(max_iter=20))
+    assert (solution.stall == Stall.NO_PROGRESS).all()
+    with pytest.raises(ConvergenceError, match=r"check_rows`\), pass batched=False"):
+        solution.check()
+    assert solve(lambda z: A @ z + ones, torch.zeros(2), batched=False).converged.all()
