@@ -21,7 +21,6 @@ from torch._C._functorch import (
 )
 from torch._functorch.pyfunctorch import (
     temporarily_clear_interpreter_stack,
-    temporarily_restore_interpreter_stack,
 )
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
@@ -38,6 +37,7 @@ from torch.utils._pytree import (
 __all__ = [
     "FakeTensor",
     "TorchDispatchMode",
+    "as_many_levels",
     "autocast_enabled",
     "batched",
     "carries_tangents",
@@ -65,7 +65,6 @@ __all__ = [
     "outside_graph",
     "prepare_loops",
     "primal",
-    "restored",
     "scan",
     "stored",
     "tangents_of_outer_levels",
@@ -205,7 +204,7 @@ def inside_transform() -> bool:
 
 @contextmanager
 def level_zero() -> Iterator[list[Any]]:
-    """Leave all torch.func transforms that are active; yields them, for `restored`."""
+    """Leave all torch.func transforms that are active; yields them, for `as_many_levels`."""
     if peek_interpreter_stack() is None:
         yield []
     else:
@@ -214,10 +213,19 @@ def level_zero() -> Iterator[list[Any]]:
 
 
 @contextmanager
-def restored(stack: list[Any]) -> Iterator[None]:
-    """Enter the transforms again that `level_zero` has left."""
-    with temporarily_restore_interpreter_stack(stack):
+def as_many_levels(stack: list[Any]) -> Iterator[None]:
+    """Enter as many transforms as `level_zero` has left, so that further ones have other numbers.
+
+    Not those themselves: under an outer torch.no_grad they let no graph be made at level 0.
+    """
+    with torch.enable_grad():  # which a level keeps for those below
+        for _ in stack:
+            torch._C._functorch._grad_increment_nesting()
+    try:
         yield
+    finally:
+        for _ in stack:
+            torch._C._functorch._grad_decrement_nesting()
 
 
 def transform_level() -> int:

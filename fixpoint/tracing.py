@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from fixpoint._modes import RecordingMode, map_nested, unrecorded
 from fixpoint._torch import (
     TorchDispatchMode,
+    as_many_levels,
     autocast_enabled,
     graph_clock,
     graph_pass,
@@ -31,7 +32,6 @@ from fixpoint._torch import (
     made_since,
     no_gradients,
     primal,
-    restored,
     stored,
     transform_level,
     tree_leaves,
@@ -171,7 +171,7 @@ def at_level_zero(run: Callable[[MatrixMap], R], phi: MatrixMap) -> R:
     """
 
     def phi_of_primals(z: Tensor) -> Tensor:
-        with restored(stack), _Primals():
+        with as_many_levels(stack), _Primals():
             return stored(phi(z))
 
     phi_of_primals.columns = getattr(phi, "columns", ())  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ import pytest
 import scipy.optimize
 import torch
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.testing import assert_close
 
 from fixpoint import (
     Anderson,
@@ -205,3 +206,21 @@ def test_a_layer_makes_the_updates_of_a_solve(solver):
         return 3 * z + torch.sin(z) - 1
 
     assert FixedPoint(solver)(phi, z0).iterations.equal(solve(phi, z0, solver).iterations)
+
+
+def test_torch_func_differentiates_under_no_grad():
+    """It ignores an outer torch.no_grad, as of any other function; Newton has its Jacobian too."""
+    b = torch.tensor([[1.0], [0.4]], dtype=torch.float64)
+
+    def root(w):
+        return Root(Newton(rtol=1e-12, atol=0.0))(
+            lambda z: z + 4 * torch.sin(z) - w * b, torch.zeros_like(b)
+        ).z.sum()
+
+    w = torch.tensor(0.6, dtype=torch.float64)
+    expected = grad(root)(w)
+    assert expected > 0.2
+    with torch.no_grad():
+        assert_close(grad(root)(w), expected)
+        assert_close(jacrev(root)(w), expected)
+        assert_close(jvp(root, (w,), (torch.ones_like(w),))[1], expected)

@@ -212,15 +212,15 @@ class Implicit(Backward):
                 return solve_in_vmap(solver, adjoint, phi, z0, t)
             solution = at_level_zero(lambda phi: solver.run(phi, primal(z0), t), phi)
             seen = _with_lost_rows(solution, solver)
-            with torch.enable_grad():  # no_grad lets forward mode pass
-                closure, z = _closure_at(seen, phi, primal(z0))
+            closure, z = _closure_at(seen, phi, primal(z0))
+        graph = Linearization(closure.fz, z), closure.twins
         problem = ImplicitProblem(
             function=closure.function,
             solver=solver,
             adjoint=self._adjoint_solve(solver, z0.dtype),
             t=t,
             solution=seen,
-            graph=(Linearization(closure.fz, z), closure.twins),
+            graph=graph if closure.fz.requires_grad else None,  # torch.no_grad lets both pass
         )
         return replace(solution, z=implicit_function(problem, solution.z, *closure.captured)[0])
 

@@ -159,7 +159,7 @@ def test_samples_that_leave_one_after_another_cost_few_passes(kind):
 
 @pytest.mark.parametrize("backward", [Implicit(), Unrolled(), Unrolled(last=3)])
 @pytest.mark.parametrize("options", [FIXED, {"rtol": 1e-12, "atol": 0.0}])
-def test_forward_mode_passes_no_grad(backward, options):
+def test_transforms_pass_no_grad(backward, options):
     b = torch.tensor([[1.0, 0.2], [0.5, 0.1]], dtype=torch.float64)
     layer = FixedPoint(Anderson(max_iter=30, **options), backward)
 
@@ -169,6 +169,8 @@ def test_forward_mode_passes_no_grad(backward, options):
     w = torch.tensor(0.7, dtype=torch.float64)
     with torch.no_grad():
         z, tangent = torch.func.jvp(run, (w,), (torch.ones_like(w),))
+        gradient = torch.func.grad(lambda w: run(w).sum())(w)
     # Three plain updates from the solution are the Neumann series to that order.
     tolerance = 0.1 if getattr(backward, "last", None) and layer.solver.has_tolerance else 1e-6
     assert_close(tangent, b / (1 - 0.5 * z.cos()), rtol=tolerance, atol=tolerance)
+    assert_close(gradient, tangent.sum(), rtol=1e-6, atol=1e-6)

@@ -125,8 +125,8 @@ class Settling:
         return torch.where(self.settled[:, None], with_gradient_of(z, self.entered), z)
 
     def note(self, z: Tensor, fz: Tensor) -> None:
-        residual = _norm(fz - z)
-        self.size = torch.maximum(self.size, _norm(fz))
+        residual, size = _norm(fz - z), _norm(fz)
+        self.size = torch.where(size < torch.inf, torch.maximum(self.size, size), self.size)
         better = residual < self.least
         self.least = torch.where(better, residual, self.least)
         self.best = torch.where(better[:, None], z.detach(), self.best)
