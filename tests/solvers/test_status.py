@@ -8,9 +8,11 @@ import torch
 
 from fixpoint import (
     SOLVERS,
+    Anderson,
     FixedPoint,
     Implicit,
     Phantom,
+    Picard,
     Result,
     Stall,
     Unrolled,
@@ -376,3 +378,13 @@ def test_a_state_that_explodes_is_not_said_to_need_more_updates(slope):
     assert solution.result.item() == Result.STALLED
     slow = solve(lambda z: 0.999 * z + 1, torch.zeros(1, 1), "picard")
     assert slow.result.item() == Result.MAX_ITER
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_best": False}, {"check_every": 7}])
+@pytest.mark.parametrize("kind", [Picard, Anderson])
+def test_a_state_that_runs_as_far_as_its_tolerance_is_not_lost(kind, options):
+    """|phi(z) - z| = 1 is within the tolerance where z is 1 / rtol."""
+    solver = kind(max_iter=250, rtol=1e-2, atol=0.0, **options)
+    solution = solve(lambda z: z + 1, torch.zeros(1, 1), solver)
+    assert solution.result.item() == Result.STALLED
+    assert solution.stall.item() == Stall.RUNAWAY

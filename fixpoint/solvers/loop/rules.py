@@ -313,14 +313,15 @@ def finish(xp: Any, rules: Rules, status: Status, k: Array, m: Measures) -> tupl
     if xp is np and ((status.r <= 1) & ~status.nonfinite).all():
         none = 0 * status.stall
         return none + int(Result.CONVERGED), none
-    lost = status.nonfinite | ((status.r == np.inf) & _has_no_residual(rules, status))
+    near = plain_residual(xp, rules, status, m) <= 1  # False where it is not finite
+    lost = status.nonfinite | ((status.r == np.inf) & ~near & _has_no_residual(rules, status))
     going = status.active
     if rules.most < np.inf:
         ended = lost | (status.stall > 0) | status.accepted | (status.r <= 1)
         going = going | (~ended & (k >= rules.most))
     slow = has_stalled(status.best_update, k) & going
     stall = xp.where(slow, int(Stall.NO_PROGRESS), 0 * status.stall)
-    denied = going & (plain_residual(xp, rules, status, m) <= 1)
+    denied = going & near
     runs_away = (going & (k >= MIN_UPDATES) & _run_away(xp, rules, status, m)) | denied
     stall = xp.where(runs_away, int(Stall.RUNAWAY), stall)
     stall = xp.where(status.stall > 0, status.stall, stall)
