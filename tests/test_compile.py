@@ -217,6 +217,21 @@ def test_other_gradients_of_a_solve_to_a_tolerance_are_in_the_graph(backward):
         torch.testing.assert_close(*gradients)
 
 
+def test_samples_that_settle_before_the_last_updates_leave_the_graph():
+    """Their implicit gradient is solved outside; in the graph they would have none."""
+    U, x, map_of = tanh_problem()
+    backward, solver = Unrolled(last=2), Anderson(max_iter=25, rtol=0.0, atol=0.0)
+    assert not backward.compiles(solver)
+    layer = FixedPoint(solver, backward)
+
+    def run(x):
+        return layer(map_of(x), torch.zeros_like(x)).z
+
+    plain, found = run(x), torch.compile(run, backend="eager")(x)
+    gradients = [torch.autograd.grad(z.square().sum(), [U, x]) for z in (found, plain)]
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("failed", ["zero", "keep"])
 def test_samples_that_fail_have_the_gradient_asked_for(failed):
     """One converges, one has no time to, and one is not finite."""

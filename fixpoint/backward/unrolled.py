@@ -63,9 +63,13 @@ class Unrolled(Backward):
 
     def compiles(self, solver: Solver) -> bool:
         """Tell whether torch.compile makes one graph of it; the loop to a tolerance has no
-        gradient.
+        gradient, and samples that settle before the last of fixed updates would have none.
         """
-        return solver.compiles and (self.last is not None or not solver.has_tolerance)
+        if not solver.compiles:
+            return False
+        if self.last is None:
+            return not solver.has_tolerance
+        return solver.has_tolerance or not isinstance(solver, USES_DIFFERENCES + COMPARES_RESIDUALS)
 
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         if self.last is not None and solver.has_tolerance:
