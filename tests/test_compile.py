@@ -217,6 +217,7 @@ def test_other_gradients_of_a_solve_to_a_tolerance_are_in_the_graph(backward):
         torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch between two graphs
 def test_samples_that_settle_before_the_last_updates_leave_the_graph():
     """Their implicit gradient is solved outside; in the graph they would have none."""
     U, x, map_of = tanh_problem()
