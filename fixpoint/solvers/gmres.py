@@ -160,7 +160,8 @@ class _Cycle:
         rest = torch.where(spent, 0.0, rest)
         self.V[:, j + 1] = w * torch.where(rest > 0, 1 / rest, 0.0)[:, None]
         column = torch.einsum("bij,bj->bi", self.G[:, : j + 1, : j + 1], h)
-        pivot = _hypotenuse(column[:, j], rest)
+        # Not torch.hypot, whose last bit depends on the place in a tensor.
+        pivot = (column[:, j].square() + rest.square()).sqrt()
         unit = torch.where(pivot > 0, pivot, 1.0)
         c, s = (column[:, j] / unit)[:, None], (rest / unit)[:, None]
         c = torch.where(pivot[:, None] > 0, c, 1.0)
@@ -193,15 +194,6 @@ class _Cycle:
         step = torch.einsum("bjd,bj->bd", U, target)
         r = self.V[:, 0] * self.size[:, None] - torch.einsum("bjd,bj->bd", C, target)
         return step, r, Block(U, C)
-
-
-def _hypotenuse(a: Tensor, b: Tensor) -> Tensor:
-    """Return sqrt(a^2 + b^2), whose last bit does not depend on the place in a tensor, as that of
-    torch.hypot does.
-    """
-    largest = torch.maximum(a.abs(), b.abs())
-    unit = torch.where(largest > 0, largest, 1.0)
-    return largest * ((a / unit).square() + (b / unit).square()).sqrt()
 
 
 def _rounding(dtype: torch.dtype) -> float:

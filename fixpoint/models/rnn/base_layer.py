@@ -173,7 +173,9 @@ class Recurrent(Stack, OptionsMixin, nn.Module):
         if isinstance(hx, StreamState):
             if self.bidirectional:
                 raise ValueError(NO_STREAM)
-            return (hx.hx,), _time_index(hx)
+            if hx.t < 0:
+                raise _unusable(hx)
+            return (hx.hx,), hx.t
         own = self.cells()[0].timesteps
         if own is not None:
             warnings.warn(
@@ -230,7 +232,9 @@ class Recurrent(Stack, OptionsMixin, nn.Module):
         """
         if self.bidirectional:
             raise ValueError(NO_STREAM)
-        t, hx = (0, None) if state is None else (_time_index(state), state.hx)
+        if state is not None and (not isinstance(state, StreamState) or state.t < 0):
+            raise _unusable(state)
+        t, hx = (0, None) if state is None else (state.t, state.hx)
         cells, states = self.cells(), []
         own = cells[0].timesteps is not None
         for layer, cell in enumerate(cells):
@@ -248,14 +252,13 @@ class Recurrent(Stack, OptionsMixin, nn.Module):
         return ", ".join(parts)
 
 
-def _time_index(state: StreamState) -> int:
-    if not isinstance(state, StreamState):
-        raise TypeError(
-            f"state must be a StreamState; got {torch.typename(state)}: give what the step before "
-            "returned, or StreamState(hx, t)"
-        )
-    if state.t < 0:
-        raise ValueError(
+def _unusable(state: Any) -> Exception:
+    """Return what to raise for a state that is none, or with a time index below 0."""
+    if isinstance(state, StreamState):
+        return ValueError(
             f"t of a StreamState must be at least 0; got {state.t}: 0 begins a sequence"
         )
-    return state.t
+    return TypeError(
+        f"state must be a StreamState; got {torch.typename(state)}: give what the step before "
+        "returned, or StreamState(hx, t)"
+    )
