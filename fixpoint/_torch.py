@@ -19,9 +19,7 @@ from torch._C._functorch import (
     maybe_get_level,
     peek_interpreter_stack,
 )
-from torch._functorch.pyfunctorch import (
-    temporarily_clear_interpreter_stack,
-)
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -69,6 +67,7 @@ __all__ = [
     "stored",
     "tangents_of_outer_levels",
     "to_host",
+    "tracks",
     "transform_level",
     "tree_flatten",
     "tree_leaves",
@@ -325,6 +324,11 @@ def from_host(x: np.ndarray, device: torch.device) -> Tensor:
 def inside_forward_mode() -> bool:
     """Tell whether a level of forward-mode differentiation, of torch.func or not, is entered."""
     return inside_transform() or forward_ad._current_level >= 0
+
+
+def tracks() -> bool:
+    """Tell whether derivatives are computed, in reverse or forward mode."""
+    return torch.is_grad_enabled() or inside_forward_mode()
 
 
 def is_recorded(x: Tensor) -> bool:

@@ -9,13 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import floats_as_constants, inside_transform, no_gradients, outside_graph
+from fixpoint._torch import (
+    floats_as_constants,
+    inside_transform,
+    no_gradients,
+    outside_graph,
+    tracks,
+)
 from fixpoint._tree import Map, Packing, Tree
 from fixpoint._validation import names_options
 from fixpoint._with_gradient import with_gradient_of
 from fixpoint.backward import Backward, Implicit, Phantom, Reversible, Unrolled
 from fixpoint.backward._vmap import run_without_gradient
-from fixpoint.backward.base import IN_GRAPH, guarded_map, tracks
+from fixpoint.backward.base import IN_GRAPH, guarded_map
 from fixpoint.derivatives import MatrixMap
 from fixpoint.failure import (
     FailedRows,

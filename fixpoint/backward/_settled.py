@@ -8,8 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fixpoint._torch import has_values, is_recorded, is_traced_by_fx
-from fixpoint.backward.base import tracks
+from fixpoint._torch import has_values, is_recorded, is_traced_by_fx, tracks
 from fixpoint.backward.implicit import Implicit
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fixpoint._torch import inside_forward_mode, no_gradients
+from fixpoint._torch import no_gradients, tracks
 from fixpoint._validation import names_options
 from fixpoint._with_gradient import with_gradient_of
 from fixpoint.backward._vmap import run_without_gradient
@@ -96,11 +96,6 @@ def solve_then_track(
         evaluations=solution.evaluations + made[1],
         products=solution.products + problem.derivatives.products,
     )
-
-
-def tracks() -> bool:
-    """Tell whether derivatives are computed, in reverse or forward mode."""
-    return torch.is_grad_enabled() or inside_forward_mode()
 
 
 def guarded_map(phi: MatrixMap, lost: Tensor) -> MatrixMap:

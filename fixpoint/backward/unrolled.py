@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fixpoint._torch import tracks
 from fixpoint._validation import at_least
 from fixpoint.backward._evaluation import first_with_gradient
 from fixpoint.backward._settled import run_until_settled, with_implicit_gradients
-from fixpoint.backward.base import Backward, guarded_map, solve_then_track, tracks
+from fixpoint.backward.base import Backward, guarded_map, solve_then_track
 from fixpoint.derivatives import MatrixMap
 from fixpoint.failure import FailedRows, checked_failed, some_lost
 from fixpoint.solution import Result, Solution

@@ -16,6 +16,7 @@ from fixpoint._torch import (
     is_traced_by_fx,
     no_gradients,
     stored,
+    tracks,
     tree_map,
 )
 from fixpoint.derivatives import Derivatives, MatrixMap
@@ -224,9 +225,8 @@ def settle(
     If others, on which they depend, move some away from it again, all are made once more, in which
     these do not settle; if others depend on them, once more with their implicit derivatives.
     """
-    tracking, implicit, earlier = torch.is_grad_enabled(), None, 0
+    tracking, tracked, implicit, earlier = torch.is_grad_enabled(), tracks(), None, 0
     restless = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-    tracks = tracking or inside_forward_mode()
     while True:
         settling = Settling(z, restless, implicit)
         with torch.set_grad_enabled(tracking and problem.track_from <= 0):
@@ -234,7 +234,7 @@ def settle(
         if len(z) == 1 or not is_readable(z) or not bool(stored(settling.settled).any()):
             break
         with no_gradients():
-            left, depend, looks = _depending(settling, problem.phi, solution.z, tracks)
+            left, depend, looks = _depending(settling, problem.phi, solution.z, tracked)
         if not (left is not None or (depend and implicit is None)):
             earlier += looks
             break
@@ -248,10 +248,10 @@ def settle(
 
 
 def _depending(
-    settling: Settling, phi: MatrixMap, z: Tensor, tracks: bool
+    settling: Settling, phi: MatrixMap, z: Tensor, tracked: bool
 ) -> tuple[Tensor | None, bool, int]:
     """Return settled samples that others have moved away from their solution, (B,), None for none,
-    whether others depend on settled ones, where that `tracks`, and the number of evaluations.
+    whether others depend on settled ones, where that is `tracked`, and the number of evaluations.
     """
     settled, count = settling.settled, 0
     left = torch.zeros_like(settled)
@@ -265,7 +265,7 @@ def _depending(
         left = left | more
     if count > 1:
         return left, False, count
-    if not tracks or bool(stored(settled).all()):
+    if not tracked or bool(stored(settled).all()):
         return None, False, count
     moved = phi(torch.where(rows, 1.01 * mixed + 0.01, mixed))
     depend = ~rows & fz.isfinite() & (moved != fz)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from fixpoint._torch import inside_forward_mode, stored
+from fixpoint._torch import stored, tracks
 from fixpoint._with_gradient import with_gradient_of
 from fixpoint.row_guard import clean_rows
 from fixpoint.solution import Trace
@@ -111,7 +111,7 @@ class Settling:
         """Return z for phi, of whose rows others may depend on settled ones: these have the
         derivatives of the state at which they settled, or of their solution.
         """
-        if len(z) == 1 or not (torch.is_grad_enabled() or inside_forward_mode()):
+        if len(z) == 1 or not tracks():
             return self.stop_settled(z)
         entered = self._entered(z)
         new = self.settled & ~self.given
