@@ -64,6 +64,7 @@ class Course:
         self.renewed: np.ndarray | None = None
         self.done, self.coupled = len(z) == 0, False
         self.all_active = self.all_improved = True
+        self._active_count, self._only_solved_end = len(z), options.stop_when is None
         self.restarting: Tensor | None = None
         self.z, self.fz, self.best_z = z, z, z
         self._before = z, z  # z and phi(z) before the last update
@@ -72,7 +73,7 @@ class Course:
         self._has_moved: np.ndarray | None = None
         self._measured: Measures | None = None  # by `trusts`, for `observe`
         self._watch(z, z)
-        self._quiet: tuple[int, np.ndarray] | None = None
+        self._quiet: tuple[int, np.ndarray, np.ndarray] | None = None
         self.residuals: list[np.ndarray] = []
         self.iterates: list[Tensor] = []
 
@@ -80,13 +81,13 @@ class Course:
     def status(self) -> Status:
         """Status of the samples, NumPy arrays."""
         if self._quiet is not None:
-            age, r = self._quiet
+            age, r, improved = self._quiet
             before, self._quiet = self._status, None
             self._status = before._replace(
                 r=r,
                 best_r=r,
-                best_update=np.full_like(before.best_update, age),
-                improved=before.active,
+                best_update=np.where(before.active, age, before.best_update),
+                improved=improved,
                 restarting=self._none,
                 plain=self._none if age else before.plain,
             )
@@ -214,40 +215,55 @@ class Course:
         if scale.size == 1:
             self._atol, self._bound = self._least_atol, self._bound.item()
 
-    def _divisor(self, size: Any) -> Any:
-        """Return what a residual is divided by, of states near their scale."""
-        return self.norms.rtol * size + self._atol
-
     def _is_quiet(self, k: int, z: Tensor, m: Measures) -> bool:
-        """Note an update after which all samples are nearer to their solutions than before and none
-        has reached its own, as most are, and tell whether it was one.
+        """Note an update after which each sample is nearer to its solution than before, or was at
+        it, as most are, and tell whether it was one.
         """
-        if not self.all_active or m.residual.ndim == 2 or self.rules.most < np.inf:
+        if not self._only_solved_end or self._has_moved is not None or self.rules.most < np.inf:
             return False
-        if self.options.stop_when is not None or self._has_moved is not None:
-            return False  # the solver may have refused the step
         best_r = self._status.best_r if self._quiet is None else self._quiet[1]
-        if len(best_r) == 1:  # Python's numbers are faster than arrays of one
-            sizes = m.residual.item(), m.size.item(), best_r.item()
-            r, quiet = self._compare(k, *sizes) if self._divisor(sizes[1]) > 0 else (np.inf, False)
-            r = np.array((r,))
+        active = self._status.active
+        if m.size.size == 1:  # Python's numbers are faster than arrays of one
+            one = Measures(m.residual.item(), m.size.item())
+            if not self._divisor(one) > 0:
+                return False
+            number, near = self._compare(k, one)
+            r, quiet = np.array((number,)), near and number < best_r.item()
         else:
             with np.errstate(all="ignore"):
-                r, each = self._compare(k, m.residual, m.size, best_r)
-            quiet = each.all()
+                r, near = self._compare(k, m)
+                nearer = near & (r < best_r)
+            if not self.all_active:
+                nearer, r = np.where(active, nearer, r <= 1), np.where(active, r, best_r)
+            quiet = nearer.all()
         if not quiet:
             return False
-        self._quiet, self.best_z = (k, r), z
+        going = r > 1
+        count = np.count_nonzero(going)
+        if count < self._active_count:
+            if self.rules.goes_on:
+                return False
+            self._end_solved(k, r, going)
+        self._quiet, self.best_z = (k, r, active), z
         self.restarting, self.all_improved = None, True
         return True
 
-    def _compare(self, k: int, residual: Any, size: Any, best_r: Any) -> tuple[Any, Any]:
-        """Return residuals in units of the tolerance, and where update k was a quiet one."""
-        r = residual / self._divisor(size)
-        quiet = (r < best_r) & (r > 1) & (size <= self._bound)
+    def _divisor(self, m: Measures) -> Any:
+        """Return what a residual is divided by, of states near their scale."""
+        return self.norms.rtol * m.size + self._atol
+
+    def _compare(self, k: int, m: Measures) -> tuple[Any, Any]:
+        """Return residuals in units of the tolerance, and which samples, (B,), are near their scale
+        and, where this is checked, above rounding.
+        """
+        r, near = m.residual / self._divisor(m), m.size <= self._bound
+        above = None
         if k % rules.FLOOR_CHECK == 0:
-            quiet &= residual > rules.FLOOR * self.rules.eps * size
-        return r, quiet
+            above = m.residual > rules.FLOOR * self.rules.eps * m.size
+        if not isinstance(r, float) and r.ndim == 2:
+            above = None if above is None else (above & (r > 1)).any(1)
+            r, near = r.max(1), near.all(1)
+        return r, near if above is None else near & above
 
     def _calm(self, k: int, m: Measures) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Return residuals, and samples that are nearer to their solution than before or have just
@@ -256,17 +272,12 @@ class Course:
         status, age = self.status, k - self.born
         if self.options.stop_when is not None or self.rules.most < np.inf:
             return None
-        checks_floor = k % rules.FLOOR_CHECK == 0
         with np.errstate(all="ignore"):
-            r = m.residual / self._divisor(m.size)
-            near = m.size <= self._bound
-            above = m.residual > rules.FLOOR * self.rules.eps * m.size if checks_floor else near
-            if r.ndim == 2:
-                above, near, r = (above & (r > 1)).any(1), near.all(1), r.max(1)
+            r, near = self._compare(k, m)
             better, solved = r < status.best_r, r <= 1
             calm = near & (r < np.inf)
-            if checks_floor:
-                calm &= above & (better | (age - status.best_update <= rules.PATIENCE))
+            if k % rules.FLOOR_CHECK == 0:
+                calm &= better | (age - status.best_update <= rules.PATIENCE)
         if self._has_moved is not None:  # else the solver may have refused the step
             calm &= self._has_moved | status.improved
         if not self.all_active:
@@ -403,6 +414,23 @@ class Course:
         self.all_active = bool(status.active.all())
         self.active = None if self.all_active else self._on_device(status.active)
         self.done = not status.active.any() or bool(rules.has_enough(self.rules, status))
+        self._active_count = int(np.count_nonzero(status.active))
+        solved = (status.r <= 1) & ~status.nonfinite
+        self._only_solved_end = self.options.stop_when is None and bool(
+            (status.active | solved).all()
+        )
+
+    def _end_solved(self, k: int, r: np.ndarray, going: np.ndarray) -> None:
+        """End the samples that a quiet update has brought to their solution."""
+        before = self._status
+        self.status = before._replace(
+            r=r,
+            best_r=r,
+            active=going,
+            best_update=np.where(before.active, k, before.best_update),
+            iterations=np.where(before.active, k, before.iterations),
+        )
+        self._note_active()
 
     def _on_device(self, mask: np.ndarray) -> Tensor:
         return from_host(mask, self.z.device)
