@@ -73,7 +73,7 @@ class Course:
         self._has_moved: np.ndarray | None = None
         self._measured: Measures | None = None  # by `trusts`, for `observe`
         self._watch(z, z)
-        self._quiet: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._quiet: tuple[int, np.ndarray] | None = None
         self.residuals: list[np.ndarray] = []
         self.iterates: list[Tensor] = []
 
@@ -81,13 +81,13 @@ class Course:
     def status(self) -> Status:
         """Status of the samples, NumPy arrays."""
         if self._quiet is not None:
-            age, r, improved = self._quiet
+            age, r = self._quiet
             before, self._quiet = self._status, None
             self._status = before._replace(
                 r=r,
                 best_r=r,
-                best_update=np.where(before.active, age, before.best_update),
-                improved=improved,
+                best_update=np.full_like(before.best_update, age),
+                improved=before.active,
                 restarting=self._none,
                 plain=self._none if age else before.plain,
             )
@@ -222,7 +222,6 @@ class Course:
         if not self._only_solved_end or self._has_moved is not None or self.rules.most < np.inf:
             return False
         best_r = self._status.best_r if self._quiet is None else self._quiet[1]
-        active = self._status.active
         if m.size.size == 1:  # Python's numbers are faster than arrays of one
             one = Measures(m.residual.item(), m.size.item())
             if not self._divisor(one) > 0:
@@ -234,6 +233,7 @@ class Course:
                 r, near = self._compare(k, m)
                 nearer = near & (r < best_r)
             if not self.all_active:
+                active = self._status.active
                 nearer, r = np.where(active, nearer, r <= 1), np.where(active, r, best_r)
             quiet = nearer.all()
         if not quiet:
@@ -244,7 +244,7 @@ class Course:
             if self.rules.goes_on:
                 return False
             self._end_solved(k, r, going)
-        self._quiet, self.best_z = (k, r, active), z
+        self._quiet, self.best_z = (k, r), z
         self.restarting, self.all_improved = None, True
         return True
 
@@ -427,7 +427,6 @@ class Course:
             r=r,
             best_r=r,
             active=going,
-            best_update=np.where(before.active, k, before.best_update),
             iterations=np.where(before.active, k, before.iterations),
         )
         self._note_active()
