@@ -92,7 +92,8 @@ def closure_convert(phi: MatrixMap, z: Tensor, *, lost: Tensor | None = None) ->
         with seen:
             fz = recorder.evaluate(phi, lost)
         own = [z, *recorder.twins]
-        opaque = [x for x in seen.outer.values() if all(x is not other for other in own)]
+        found = [*seen.outer.values(), *_reached(stored(fz), recorder.captured)]
+        opaque = list({id(x): x for x in found if all(x is not other for other in own)}.values())
         opaque += other_leaves(stored(fz), [*own, *opaque])
     if opaque and inside_forward_mode():
         raise RuntimeError(UNSEEN)
@@ -502,20 +503,46 @@ def _bind(result: Any, out: Any, found: dict[int, Tensor]) -> None:
 def other_leaves(fz: Tensor, known: list[Tensor]) -> list[Tensor]:
     """Return leaves that the graph of fz leads to other than through the known tensors."""
     own = {id(x) for x in known}
-    edges = {torch.autograd.graph.get_gradient_edge(x)[:2] for x in known if x.grad_fn is not None}
-    found = {id(leaf): leaf for leaf in _leaves(fz, edges) if id(leaf) not in own}
+    found = {id(leaf): leaf for leaf in _leaves(fz, _edges(known)) if id(leaf) not in own}
     return list(found.values())
+
+
+def _reached(fz: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """Return those of the tensors, no leaves, that the graph of fz leads to, not through others.
+
+    These are what an `autograd.Function` in phi has been given.
+    """
+    edges = _edges(tensors)
+    ends = set(_walk(fz, edges)) & edges.keys()
+    return [x for edge, x in edges.items() if edge in ends]
+
+
+def _edges(tensors: list[Tensor]) -> dict[Any, Tensor]:
+    """Return the tensors that are no leaves by the place where a graph leads to them."""
+    return {
+        (x.grad_fn, x.output_nr): x
+        for x in tensors
+        if not is_functorch_wrapped_tensor(x) and x.grad_fn is not None
+    }
 
 
 def _leaves(x: Tensor, edges: Container[Any] = ()) -> Iterator[Tensor]:
     """Yield the leaves that the graph of x leads to, other than through these edges."""
-    visited, waiting = set(), [(x.grad_fn, x.output_nr)]
-    while waiting:
-        node, number = waiting.pop()
-        if node is None or (node, number) in visited or (node, number) in edges:
-            continue
-        visited.add((node, number))
+    for node, _ in _walk(x, edges):
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             yield leaf
-        waiting.extend(node.next_functions)
+
+
+def _walk(x: Tensor, edges: Container[Any]) -> Iterator[tuple[Any, int]]:
+    """Yield the places that the graph of x leads to; those of the edges end it."""
+    visited, waiting = set(), [(x.grad_fn, x.output_nr)]
+    while waiting:
+        place = waiting.pop()
+        node, _ = place
+        if node is None or place in visited:
+            continue
+        visited.add(place)
+        yield place
+        if place not in edges:
+            waiting.extend(node.next_functions)

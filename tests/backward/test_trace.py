@@ -107,6 +107,23 @@ def test_a_closure_holds_its_tensors_once_and_repeats_phi():
     assert [id(x) for x in opaque.opaque] == [id(b)]
 
 
+@pytest.mark.parametrize(
+    ("solver", "backward"),
+    [(Picard(**TIGHT), Implicit()), (steps(100), Reversible()), (steps(100), Unrolled())],
+)
+def test_an_autograd_function_of_a_tensor_that_is_no_leaf(solver, backward):
+    """z* = 1 / (1 - a): the gradient reaches a itself, and not only the leaves it was made of."""
+
+    def squared(a):
+        return FixedPoint(solver, backward)(lambda z: Affine.apply(a, z), ZERO).z.square().sum()
+
+    a = leaf(0.5) * 1
+    torch.testing.assert_close(torch.autograd.grad(squared(a), a)[0].item(), 16.0)
+    for function, exact in (("jacobian", 16.0), ("hessian", 96.0)):
+        found = getattr(torch.autograd.functional, function)(squared, a.detach())
+        torch.testing.assert_close(found.item(), exact)
+
+
 BACKWARDS = [
     (Picard(**TIGHT), Implicit()),
     (Picard(**TIGHT), Phantom(80)),
