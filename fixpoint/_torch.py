@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +19,10 @@ from torch._C._functorch import (
     maybe_get_level,
     peek_interpreter_stack,
 )
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._functorch.pyfunctorch import (
+    temporarily_clear_interpreter_stack,
+    temporarily_pop_interpreter_stack,
+)
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -46,6 +49,8 @@ __all__ = [
     "gradients",
     "graph_clock",
     "graph_pass",
+    "has_derivatives_at",
+    "has_ended",
     "has_values",
     "inside_dispatch_mode",
     "inside_forward_mode",
@@ -233,9 +238,35 @@ def transform_level() -> int:
     return 0 if top is None else top.level()
 
 
+def has_ended(x: Tensor) -> bool:
+    """Tell whether the transform that has wrapped x has ended, as with torch.func.vjp."""
+    level: int = maybe_get_level(x)
+    return level == -2
+
+
 def wrapper_level(x: Tensor) -> int:
-    """Return the number of the torch.func transform that has wrapped x; -1 where none has."""
+    """Return the number of the active transform that has wrapped x; -1 where none has."""
+    while has_ended(x):
+        x = get_unwrapped(x)
     return maybe_get_level(x)
+
+
+def has_derivatives_at(x: Tensor, most: int) -> bool:
+    """Tell whether x has derivatives of a torch.func transform of at most this level."""
+    while is_functorch_wrapped_tensor(x):
+        level = maybe_get_level(x)
+        if 0 < level <= most and (x.requires_grad or _has_tangent(x)):
+            return True
+        x = get_unwrapped(x)
+    return False
+
+
+def _has_tangent(x: Tensor) -> bool:
+    """Ask at the level of x, where alone its tangent is seen."""
+    with ExitStack() as stack:
+        while transform_level() > maybe_get_level(x):
+            stack.enter_context(temporarily_pop_interpreter_stack())
+        return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
 def primal(x: Tensor) -> Tensor:

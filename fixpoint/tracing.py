@@ -26,6 +26,8 @@ from fixpoint._torch import (
     autocast_enabled,
     graph_clock,
     graph_pass,
+    has_derivatives_at,
+    has_ended,
     inside_forward_mode,
     is_functorch_wrapped_tensor,
     level_zero,
@@ -51,7 +53,8 @@ OTHER_TENSORS = (
     "...), or use Unrolled()"
 )
 UNSEEN = (
-    "phi holds an operation that torch.func cannot see, such as an autograd.Function of its own: "
+    "phi holds an operation that torch.func cannot see, such as an autograd.Function of its own or "
+    "torch.func.grad with respect to a tensor that phi closes over: "
     "differentiate with torch.autograd.grad outside of torch.func and forward mode, or use "
     "Unrolled() with a fixed number of steps (rtol = atol = 0)"
 )
@@ -151,17 +154,25 @@ class _Primals(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.outer = transform_level()
+        self.made: dict[int, weakref.ref[Tensor]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return func(*map_nested(args, self._primal), **map_nested(kwargs or {}, self._primal))
+        out = func(*map_nested(args, self._primal), **map_nested(kwargs or {}, self._primal))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor):
+                self.made[id(x)] = weakref.ref(x)
+        return out
 
     def _primal(self, x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
         if is_functorch_wrapped_tensor(x):
-            return stored(x) if wrapper_level(x) <= self.outer else x
+            made = self.made.get(id(x))
+            # torch.func.vjp inside phi computes its products when its transform has ended.
+            inside = has_ended(x) or wrapper_level(x) > self.outer
+            return x if inside or (made is not None and made() is x) else stored(x)
         return primal(x) if _is_transformed(x) else x
 
 
@@ -361,12 +372,15 @@ class _Recorder(RecordingMode):
 
     def _is_made_inside(self, x: Tensor) -> bool:
         """Tell whether an operation that cannot be seen has made x from z or from a twin."""
-        if is_functorch_wrapped_tensor(x):
-            inside = wrapper_level(x) > self.outer
-            self.nested = self.nested or inside
-            return inside
+        if is_functorch_wrapped_tensor(x) and wrapper_level(x) > self.outer:
+            self.nested = True
+            # A captured tensor that a transform inside phi wraps cannot have a twin.
+            if self.with_twins and has_derivatives_at(x, self.outer):
+                raise RuntimeError(UNSEEN)
+            return True
         if not self.with_twins:
             return False
+        x = stored(x)  # a transform around the solve wraps what one inside phi returns
         # The clock is that of one thread: a tensor of another thread may look too young.
         leaves = [self.z, *self.twins]
         return made_since(x, self.start) and any(

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn.utils import parametrizations, parametrize
 
 from fixpoint import FixedPoint, Implicit, Phantom, Picard, Reversible, Unrolled
@@ -80,18 +80,43 @@ def test_torch_func_inside_phi(phi_of):
             torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
 
 
+INNER = {name: NESTED[name] for name in NESTED if not name.startswith(("grad of", "autograd"))} | {
+    "vjp": lambda W: lambda z: 0.3 * vjp(lambda z: torch.sin(z @ W), z)[1](z)[0] + X,
+    "jacrev of rows": lambda W: (
+        lambda z: 0.1 * vmap(jacrev(lambda row: torch.tanh(row @ W)))(z).sum(1) + X
+    ),
+    "gradients of rows": lambda W: (
+        lambda z: 0.3 * vmap(grad(lambda row: torch.cos(row @ W).sum()))(z) + X
+    ),
+}
+OUTER = {
+    "jacrev": jacrev,
+    "jacfwd": jacfwd,
+    "hessian": lambda f: hessian(lambda W: f(W).square().sum()),
+}
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torch_func_inside_phi_and_around_the_solve():
+@pytest.mark.parametrize("transform", OUTER.values(), ids=OUTER)
+@pytest.mark.parametrize("phi_of", INNER.values(), ids=INNER)
+def test_torch_func_inside_phi_and_around_the_solve(phi_of, transform):
     W = torch.tensor([[0.3, 0.1], [0.1, 0.2]], dtype=D)
 
     def solved(solver, backward):
-        return lambda W: FixedPoint(solver, backward)(NESTED["grad"](W), torch.zeros_like(X)).z
+        return lambda W: FixedPoint(solver, backward)(phi_of(W), torch.zeros_like(X)).z
 
     implicit, exact = solved(Picard(**TIGHT), Implicit()), solved(steps(80), Unrolled())
-    for transform in (jacrev, jacfwd, lambda f: hessian(lambda W: f(W).square().sum())):
-        torch.testing.assert_close(
-            transform(implicit)(W), transform(exact)(W), rtol=1e-8, atol=1e-9
-        )
+    torch.testing.assert_close(transform(implicit)(W), transform(exact)(W), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("transform", OUTER.values(), ids=OUTER)
+def test_a_captured_tensor_that_a_transform_inside_phi_wraps_is_refused(transform):
+    def solved(W):
+        return FixedPoint(Picard(**TIGHT))(NESTED["grad of a weight"](W), torch.zeros_like(X)).z
+
+    with pytest.raises(RuntimeError, match="with respect to a tensor that phi closes over"):
+        transform(solved)(torch.tensor([[0.3, 0.1], [0.1, 0.2]], dtype=D))
 
 
 def test_a_closure_holds_its_tensors_once_and_repeats_phi():
