@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fixpoint._modes import unrecorded
 from fixpoint._roots import Known
-from fixpoint._torch import tree_leaves, tree_map
+from fixpoint._torch import tracks, tree_leaves, tree_map
 from fixpoint._tree import Map, Packing, Tree
 from fixpoint._validation import names_options
 from fixpoint.backward import Reversible, Unrolled
@@ -69,12 +70,15 @@ def multi_start(
             "each sample takes the best of several: take Implicit() or Phantom()"
         )
     count = len(tree_leaves(starts)[0])
+    first = tree_map(lambda x: x[0], starts)
+    if tracks():
+        with unrecorded():
+            phi(first)  # what phi makes once and keeps has its derivatives
     found = _solve_all(phi, starts, layer, count, batched, groups)
     if found.residual is None:
         raise ValueError(
             f"{layer.solver} measures no residual to choose by: set rtol, or record='residual'"
         )
-    first = tree_map(lambda x: x[0], starts)
     packing = Packing(first, batched=batched, groups=groups)
     z = tree_map(lambda x: x.view(count, -1, *x.shape[1:]) if batched else x, found.z)
     residual = found.residual.view(count, -1)

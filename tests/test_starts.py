@@ -97,3 +97,17 @@ def test_what_cannot_be_chosen():
         multi_start(torch.cos, torch.zeros(2, 1, 1), FixedPoint(Picard(rtol=0.0, atol=0.0)))
     with pytest.warns(UserWarning, match="1 STALLED"):
         multi_start(lambda z: z + 1, torch.zeros(2, 1, 1))
+
+
+def test_what_phi_makes_once_and_keeps_has_its_gradient():
+    """z* = 1 / (1 - a), where phi makes its weight at its first evaluation, that of the search."""
+    a = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    kept = []
+
+    def phi(z):
+        if not kept:
+            kept.append(a * 1)
+        return kept[0] * z + 1
+
+    multi_start(phi, torch.zeros(3, 1, 1, dtype=torch.float64)).z.sum().backward()
+    torch.testing.assert_close(a.grad.item(), 4.0, rtol=1e-4, atol=0.0)
