@@ -66,7 +66,7 @@ class _RowGuard(TorchFunctionMode):
         if not self._may_have_rows(x):
             return x
         with unrecorded():
-            if not x.requires_grad and bool(x.isfinite().all()):
+            if not x.requires_grad and bool(stored(x).isfinite().all()):
                 return x
         return clean_rows(x, None if self.whole else self.lost[len(x)])
 

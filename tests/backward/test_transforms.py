@@ -15,6 +15,7 @@ from fixpoint import (
     FixedPoint,
     Implicit,
     Newton,
+    Phantom,
     Picard,
     Reversible,
     Unrolled,
@@ -279,3 +280,17 @@ def test_make_fx_and_linearize_refuse_a_solve_to_a_tolerance(backward, mode):
         make_fx(f, tracing_mode=mode)(W, X)
     with pytest.raises(RuntimeError, match="use torch.func.jvp"):
         linearize(f, W, X)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("backward", [Implicit(), Phantom(80)])
+def test_an_instance_of_vmap_without_a_solution(backward):
+    """a z + 1 with a = 1 has none; the gradient of the other instance is 1 / (1 - a)^2."""
+    layer = FixedPoint("anderson", backward, on_failure="ignore")
+
+    def solved(a):
+        return layer(lambda z: a * z + 1, torch.zeros(1, 1, dtype=torch.float64)).z.sum()
+
+    slopes = torch.tensor([0.5, 1.0], dtype=torch.float64)
+    found = vmap(grad(solved))(slopes)
+    torch.testing.assert_close(found.tolist(), [4.0, 0.0], rtol=1e-4, atol=0.0)
