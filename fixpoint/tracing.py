@@ -522,7 +522,7 @@ def other_leaves(fz: Tensor, known: list[Tensor]) -> list[Tensor]:
 
 
 def _reached(fz: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Return those of the tensors, no leaves, that the graph of fz leads to, not through others.
+    """Return those of the tensors, made by operations, that the graph of fz leads to directly.
 
     These are what an `autograd.Function` in phi has been given.
     """
@@ -532,7 +532,7 @@ def _reached(fz: Tensor, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _edges(tensors: list[Tensor]) -> dict[Any, Tensor]:
-    """Return the tensors that are no leaves by the place where a graph leads to them."""
+    """Return the tensors with a node of their own by the place where a graph leads to them."""
     return {
         (x.grad_fn, x.output_nr): x
         for x in tensors

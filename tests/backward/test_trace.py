@@ -136,7 +136,7 @@ def test_a_closure_holds_its_tensors_once_and_repeats_phi():
     ("solver", "backward"),
     [(Picard(**TIGHT), Implicit()), (steps(100), Reversible()), (steps(100), Unrolled())],
 )
-def test_an_autograd_function_of_a_tensor_that_is_no_leaf(solver, backward):
+def test_an_autograd_function_of_a_tensor_that_operations_made(solver, backward):
     """z* = 1 / (1 - a): the gradient reaches a itself, and not only the leaves it was made of."""
 
     def squared(a):
