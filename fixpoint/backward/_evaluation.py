@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from fixpoint._modes import unrecorded
 from fixpoint._torch import gradients, inside_forward_mode, no_gradients
 from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Solution
+
+T = TypeVar("T")
 
 NO_GRAPH = "does not require grad"
 """What torch.autograd.grad says where it is called without grad mode."""
@@ -27,15 +30,20 @@ def solve_without_gradient(run: Callable[[MatrixMap], Solution], phi: MatrixMap)
         with no_gradients():
             return run(phi)
     first = first_with_gradient(phi)
-    with unrecorded():
-        try:
-            with no_gradients():
-                return run(first)
-        except RuntimeError as error:
-            if NO_GRAPH not in str(error):
-                raise
-        with no_gradients():
-            return run(_AlwaysWithGradient(phi))
+    with unrecorded(), no_gradients():
+        return run_with_gradients_in_phi(run, first)
+
+
+def run_with_gradients_in_phi(run: Callable[[MatrixMap], T], phi: MatrixMap) -> T:
+    """Return run(phi); where phi differentiates by torch.autograd itself, each state requires a
+    gradient within it.
+    """
+    try:
+        return run(phi)
+    except RuntimeError as error:
+        if NO_GRAPH not in str(error) or torch.compiler.is_compiling():
+            raise
+    return run(_WithGradient(phi))
 
 
 def first_with_gradient(phi: MatrixMap) -> MatrixMap:
@@ -61,7 +69,14 @@ class _FirstWithGradient:
         return self.phi(z) if inside_forward_mode() else fz
 
 
-class _AlwaysWithGradient(_FirstWithGradient):
+class _WithGradient:
+    """phi, of states that require a gradient."""
+
+    def __init__(self, phi: MatrixMap) -> None:
+        self.phi, self.columns = phi, getattr(phi, "columns", ())
+
     def __call__(self, z: Tensor) -> Tensor:
+        tracking = torch.is_grad_enabled()
         with torch.enable_grad():
-            return self.phi(z.detach().requires_grad_()).detach()
+            fz = self.phi(z if z.requires_grad else z.detach().requires_grad_())
+        return fz if tracking else fz.detach()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fixpoint._torch import no_gradients, tracks
 from fixpoint._validation import names_options
 from fixpoint._with_gradient import with_gradient_of
+from fixpoint.backward._evaluation import run_with_gradients_in_phi
 from fixpoint.backward._vmap import run_without_gradient
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.failure import FailedRows, unsafe_rows
@@ -88,14 +89,18 @@ def solve_then_track(
         start = torch.where(lost[:, None], z0, solution.z).clone()
     unsafe = None if torch.compiler.is_compiling() else unsafe_rows(solution)
     guarded = phi if unsafe is None else guarded_map(phi, unsafe)
-    problem = Problem(guarded, Derivatives(guarded), t)
-    made = make_first_updates(cast(IterativeSolver, updates), problem, start, count, lost)
-    return replace(
-        solution,
-        z=made[0] if last else with_gradient_of(solution.z, made[0]),
-        evaluations=solution.evaluations + made[1],
-        products=solution.products + problem.derivatives.products,
-    )
+
+    def make(phi: MatrixMap) -> Solution:
+        problem = Problem(phi, Derivatives(phi), t)
+        made = make_first_updates(cast(IterativeSolver, updates), problem, start, count, lost)
+        return replace(
+            solution,
+            z=made[0] if last else with_gradient_of(solution.z, made[0]),
+            evaluations=solution.evaluations + made[1],
+            products=solution.products + problem.derivatives.products,
+        )
+
+    return run_with_gradients_in_phi(make, guarded)
 
 
 def guarded_map(phi: MatrixMap, lost: Tensor) -> MatrixMap:

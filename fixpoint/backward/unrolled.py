@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fixpoint._torch import tracks
 from fixpoint._validation import at_least
-from fixpoint.backward._evaluation import first_with_gradient
+from fixpoint.backward._evaluation import first_with_gradient, run_with_gradients_in_phi
 from fixpoint.backward._settled import run_until_settled, with_implicit_gradients
 from fixpoint.backward.base import Backward, guarded_map, solve_then_track
 from fixpoint.derivatives import MatrixMap
@@ -75,6 +75,9 @@ class Unrolled(Backward):
     def solve(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         if self.last is not None and solver.has_tolerance:
             return solve_then_track(solver, solver, self.last, phi, z0, t)
+        return run_with_gradients_in_phi(lambda phi: self._all(solver, phi, z0, t), phi)
+
+    def _all(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         solution = self._run(solver, phi, z0, t)
         if not tracks() or not some_lost(solution):
             return solution

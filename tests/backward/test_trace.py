@@ -251,17 +251,26 @@ def test_a_tensor_that_cannot_be_bound_again_is_refused():
         torch.autograd.grad(z.sum(), a, create_graph=True)
 
 
-@pytest.mark.parametrize("backward", [Implicit(), Phantom(80)])
-def test_a_map_that_needs_grad_mode_gets_it(backward):
+@pytest.mark.parametrize("makes_leaf", [True, False])
+@pytest.mark.parametrize(
+    "backward", [Implicit(), Phantom(80), Reversible(), Unrolled(), Unrolled(last=80)], ids=str
+)
+def test_a_map_that_differentiates_itself(backward, makes_leaf):
     a = leaf(0.5)
 
     def phi(z):  # a step down the slope of a z^2 / 2 - z, whose minimum is 1 / a
-        z = z if z.requires_grad else z.detach().requires_grad_()
+        if makes_leaf and not z.requires_grad:
+            z = z.detach().requires_grad_()
         slope = torch.autograd.grad((0.5 * a * z**2 - z).sum(), z, create_graph=True)[0]
         return z - 0.5 * slope
 
-    FixedPoint(Picard(**TIGHT), backward)(phi, ZERO).z.sum().backward()
+    fixed = {"rtol": 0.0, "atol": 0.0, "max_iter": 80}
+    steps = fixed if isinstance(backward, Reversible) else TIGHT
+    layer = FixedPoint(Picard(**steps), backward)
+    layer(phi, ZERO).z.sum().backward()
     assert a.grad.item() == pytest.approx(-4.0, rel=1e-6)
+    with torch.no_grad():
+        assert layer(phi, ZERO).z.item() == pytest.approx(2.0)
 
 
 def test_replays_keep_the_autocast_of_the_recorded_evaluation():

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 
 from fixpoint.models.deq.variational_dropout import MASKS, Masks, VariationalDropout
 
-CHANGING = (
+DROPOUTS = (
     nn.Dropout,
     nn.Dropout1d,
     nn.Dropout2d,
@@ -190,20 +190,24 @@ def _weight(part: parametrize.ParametrizationList) -> Tensor:
 
 def _refuse_changing(parts: list[nn.Module]) -> None:
     for part in parts:
-        option, p = _dropout_of(part)
+        kind, (option, p) = type(part).__name__, _dropout_of(part)
+        drawn, remedy = "", "use VariationalDropout"
         if p > 0:
-            remedy = "use VariationalDropout"
+            drawn = f"({option}={p:g}) draws a new mask"
             if option != "p":
                 remedy = f"set {option}=0, and use VariationalDropout on what it returns"
+        elif isinstance(part, nn.RReLU) and part.lower < part.upper:
+            drawn, remedy = f"({part.extra_repr()}) draws new slopes", "use nn.LeakyReLU"
+        if drawn:
             raise ValueError(
-                f"{type(part).__name__}({option}={p:g}) draws a new mask at each evaluation, so "
-                f"the map would change during the solve: {remedy}"
+                f"{kind}{drawn} at each evaluation, so the map would change during the solve: "
+                f"{remedy}"
             )
 
 
 def _dropout_of(part: nn.Module) -> tuple[str, float]:
     """Return the option of a module of torch that sets its random masks, and its value."""
-    if isinstance(part, CHANGING):
+    if isinstance(part, DROPOUTS):
         return "p", part.p
     if isinstance(part, nn.MultiheadAttention):
         return "dropout", part.dropout
