@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fixpoint import SQUAREM, Anderson, BarzilaiBorwein, Broyden, FixedPoint, Newton, Unrolled
+from fixpoint import (
+    SQUAREM,
+    Anderson,
+    BarzilaiBorwein,
+    Broyden,
+    FixedPoint,
+    InexactNewton,
+    Newton,
+    Unrolled,
+)
 
 FIXED = {"rtol": 0.0, "atol": 0.0}
 SOLVERS = {
@@ -82,3 +91,19 @@ def test_broyden_with_one_factor(options):
         torch.cos, torch.zeros(1, 1, dtype=torch.float64)
     )
     assert_close(solution.z.item(), 0.7390851332151607, rtol=1e-10, atol=0.0)
+
+
+@pytest.mark.parametrize("timesteps", [None, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_last_updates_give_learned_steps_their_gradient(timesteps, dtype):
+    solver = InexactNewton(3, timesteps=timesteps, eta=0.5)
+    x, t = torch.tensor([[0.3]], dtype=dtype), None if timesteps is None else 1
+    layer = FixedPoint(solver, Unrolled(last=2))
+    layer(lambda z: torch.cos(z + x), torch.zeros_like(x), t=t).z.sum().backward()
+    eta = torch.full((3,), 0.5, dtype=dtype, requires_grad=True)
+    z = 0.5 * torch.cos(x)  # after the first update
+    for k in (1, 2):
+        z = z + eta[k] * (torch.cos(z + x) - z)
+    (expected,) = torch.autograd.grad(z.sum(), eta)
+    found = solver.eta.grad if timesteps is None else solver.eta.grad[1]
+    assert_close(found, expected.float())

@@ -167,7 +167,7 @@ class Run:
         solver, course, k = self.solver, self.course, self.updates
         z, fz = self.z, self.fz
         if k == 0:
-            self.state = solver.init(z, self.problem.t)
+            self.state = _first_state(solver, z, self.problem.t, self.tracking)
         elif course.restarting is not None:
             self.state = solver.restart(self.state, course.restarting, z, fz)
         state = self.state
@@ -288,7 +288,7 @@ def make_updates(
         fz = evaluate(start)
         watch.note(z, fz)
         if k == 0:
-            state = solver.init(z, t)
+            state = _first_state(solver, z, t, tracking)
         start, fz = watch.stop_settled((start, fz))
         if solver.state_has_rows:
             state = watch.stop_settled(state)
@@ -334,6 +334,16 @@ def make_first_updates(
         moved, _ = solver.update(number, z, phi(z), solver.init(z, t), **given)
         z = choose_rows(frozen, start, moved)
     return z, count + derivatives.evaluations
+
+
+def _first_state(solver: Iteration, z: Tensor, t: int | None, tracking: bool) -> Any:
+    """Return the state before the first update; learned steps have the graph that differentiable
+    updates need, also where these come later.
+    """
+    if solver.state_has_rows or torch.is_grad_enabled() == tracking:
+        return solver.init(z, t)
+    with torch.set_grad_enabled(tracking):
+        return solver.init(z, t)
 
 
 def _detached(solver: Iteration, z: Tensor, state: Any) -> tuple[Tensor, Any]:
