@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fixpoint._torch import tracks
+from fixpoint._torch import stored, tracks
 from fixpoint._validation import at_least
+from fixpoint._with_gradient import with_gradient_of
 from fixpoint.backward._evaluation import first_with_gradient, run_with_gradients_in_phi
 from fixpoint.backward._settled import run_until_settled, with_implicit_gradients
 from fixpoint.backward.base import Backward, guarded_map, solve_then_track
@@ -84,9 +85,10 @@ class Unrolled(Backward):
         # Once more, with 0 in place of what is not finite in the rows of the lost samples.
         lost = solution.result == Result.NONFINITE.value
         guarded = guarded_map(phi, lost)
-        again = self._run(solver, guarded, torch.where(lost[:, None], 0.0, z0), t)
+        start = torch.where(lost[:, None], 0.0, z0)
+        again = self._run(_as_long(solver, solution), guarded, start, t)
         z = torch.where(lost[:, None], solution.z.detach(), again.z)
-        return replace(solution, z=z)
+        return replace(solution, z=with_gradient_of(solution.z.detach(), z))
 
     def _run(self, solver: Solver, phi: MatrixMap, z0: Tensor, t: int | None) -> Solution:
         if not solver.has_tolerance:
@@ -114,3 +116,12 @@ class Unrolled(Backward):
 
     def extra_repr(self) -> str:
         return "" if self.last is None else f"last={self.last}"
+
+
+def _as_long(solver: Solver, solution: Solution) -> Solver:
+    """Return the solver for the updates that were made: a lost sample, which is finite in them when
+    they are repeated, must not end the batch.
+    """
+    if isinstance(getattr(solver, "stop", "each"), str):
+        return solver
+    return solver.with_options(max_iter=int(stored(solution.iterations).max()), stop="each")

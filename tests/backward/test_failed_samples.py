@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from fixpoint import (
     SQUAREM,
@@ -169,3 +170,22 @@ def test_samples_that_only_need_more_updates_cost_no_check_of_each_operation(
     assert has_failed(solution.result)[0]
     solution.z.sum().backward()
     assert torch.isfinite(a.grad).all()
+
+
+@pytest.mark.parametrize("stop", ["each", "all", 0.6, 0.3])
+def test_a_lost_sample_does_not_end_the_batch_that_is_differentiated(stop):
+    x = torch.tensor([[float("nan")], [1.0], [2.0]], dtype=torch.float64)
+    a = torch.tensor([[0.5], [0.9], [0.95]], dtype=torch.float64)
+    solver = Picard(rtol=1e-8, atol=0.0, max_iter=500, stop=stop)
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+    expected = solve(lambda z: a * z + x, torch.zeros_like(x), solver)
+    layer = FixedPoint(solver, Unrolled(), on_failure="ignore")
+    solution = layer(lambda z: a * scale * z + x, torch.zeros_like(x))
+    assert torch.equal(solution.z, expected.z)
+    assert torch.equal(solution.result, expected.result)
+    z = torch.zeros(2, 1, dtype=torch.float64)
+    for k in range(int(expected.iterations.max())):
+        going = (k < expected.iterations[1:])[:, None]
+        z = torch.where(going, a[1:] * scale * z + x[1:], z)
+    (gradient,) = torch.autograd.grad(solution.z.sum(), scale)
+    assert_close(gradient, torch.autograd.grad(z.sum(), scale)[0])
