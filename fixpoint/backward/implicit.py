@@ -166,14 +166,15 @@ class Implicit(Backward):
         seen = _with_lost_rows(solution, solver)
         with unrecorded():
             closure, z = _closure_at(seen, phi, z0)
-        captured = [*closure.captured, *closure.opaque]
-        if not captured:
-            return solution
-        check_repetition(self.repetition, solver, solution, z, closure.fz)
+            captured = [*closure.captured, *closure.opaque]
+            if not captured:
+                return solution
+            # Unseen from outside too: z is a leaf of this solve alone.
+            check_repetition(self.repetition, solver, solution, z, closure.fz)
         problem = ImplicitProblem(
             function=closure.function,
             solver=solver,
-            adjoint=self._adjoint_solve(solver, z.dtype, last),
+            adjoint=self._adjoint_solve(solver, z0.dtype, last),
             t=t,
             opaque=len(closure.opaque),
             solution=seen,

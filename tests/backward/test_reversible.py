@@ -5,8 +5,19 @@ import weakref
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.testing import assert_close
 
-from fixpoint import Anderson, FixedPoint, InexactNewton, Picard, Reversible, Unrolled
+from fixpoint import (
+    Anderson,
+    FixedPoint,
+    Implicit,
+    InexactNewton,
+    Newton,
+    Phantom,
+    Picard,
+    Reversible,
+    Unrolled,
+)
 
 
 def inputs():
@@ -171,3 +182,22 @@ def test_torch_func_and_forward_mode_are_those_of_unrolling(transform):
 
         found.append(TRANSFORMS[transform](f, x))
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("inner", [Implicit(), Phantom(2), Unrolled()])
+def test_the_map_may_solve_an_equation_itself(inner):
+    torch.manual_seed(0)
+    W, x = torch.randn(2, 2, dtype=torch.float64) / 5, torch.randn(3, 2, dtype=torch.float64)
+    W.requires_grad_()
+    layer = FixedPoint(Newton(rtol=1e-12, atol=0.0), inner)
+
+    def phi(z):
+        y = layer(lambda y: 0.3 * torch.tanh(y @ W) + z, torch.zeros_like(z)).z
+        return torch.tanh(0.3 * y + x)
+
+    solver = Picard(max_iter=5, rtol=0.0, atol=0.0)
+    found, expected = (
+        torch.autograd.grad(FixedPoint(solver, backward)(phi, torch.zeros_like(x)).z.sum(), W)
+        for backward in (Reversible(2), Unrolled())
+    )
+    assert_close(found, expected)
