@@ -219,7 +219,7 @@ def _real_dtype(leaf: Tensor) -> torch.dtype:
 
 def _as_complex(part: Tensor) -> Tensor:
     """Return pairs of real and imaginary parts, (B, 2 d), as complex numbers, (B, d)."""
-    pairs = part.reshape(part.shape[0], -1, 2)
+    pairs = part.unflatten(1, (-1, 2))
     return torch.complex(pairs[..., 0], pairs[..., 1])
 
 

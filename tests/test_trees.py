@@ -93,6 +93,19 @@ def test_complex_states(name):
         assert torch.autograd.gradgradcheck(solved, (a,))
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (0,), (2, 0)])
+@pytest.mark.parametrize("backward", [Implicit(), Unrolled(), Phantom()])
+def test_complex_states_without_numbers(shape, backward):
+    z0 = torch.zeros(shape, dtype=torch.complex64)
+    a = torch.ones((), requires_grad=True)
+    solution = FixedPoint("anderson", backward)(lambda z: a * z.cos() / 2, z0).check()
+    assert solution.z.shape == shape
+    assert solution.z.dtype == z0.dtype
+    if solution.z.requires_grad:
+        solution.z.abs().sum().backward()
+        assert a.grad == 0
+
+
 def test_second_derivatives_by_complex_and_real_parameters():
     z0 = torch.zeros(2, 3, dtype=torch.complex128)
     a = torch.tensor(0.3 + 0.5j, dtype=torch.complex128, requires_grad=True)
