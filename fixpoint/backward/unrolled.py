@@ -40,12 +40,12 @@ class Unrolled(Backward):
     says otherwise; one that is NONFINITE has none, and does not touch those of the others.
 
     Args:
-        last: number of last updates to go through; the state before them is detached. A solve
-            to a tolerance runs first without gradient; as many first updates from its solution
-            then give the gradient (not the value), so that each sample gets them all. They are
-            those that the solver makes without a history: damped plain updates, whose gradient is
-            the Neumann series as in `Phantom` and improves with `last` where these contract; or
-            Newton steps; one step is exact.
+        last: number of last updates to go through; the state before them is detached, unless they
+            are all. A solve to a tolerance runs first without gradient; as many first updates from
+            its solution then give the gradient (not the value), so that each sample gets them all.
+            They are those that the solver makes without a history: damped plain updates, whose
+            gradient is the Neumann series as in `Phantom` and improves with `last` where these
+            contract; or Newton steps; one step is exact.
         failed: the gradient of samples that do not converge: "keep" that of their updates, "zero",
             "phantom" or "raise"; see `Implicit`.
 
