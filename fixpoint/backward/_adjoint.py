@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from fixpoint._torch import batched, inside_transform, tangents_of_outer_levels, unbatched
+from fixpoint._torch import (
+    batched,
+    has_values,
+    inside_transform,
+    stored,
+    tangents_of_outer_levels,
+    unbatched,
+)
 from fixpoint.backward._linear import (
     LinearDerivatives,
     Operator,
@@ -26,6 +33,7 @@ from fixpoint.backward._linear import (
 )
 from fixpoint.derivatives import Linearization
 from fixpoint.failure import FailedRows, some_failed
+from fixpoint.row_guard import guard_rows
 from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Solver
 from fixpoint.tracing import PureMap, is_differentiable, stop_gradient_at
@@ -106,7 +114,7 @@ class ImplicitProblem:
         """Return the problem of `size` of its instances at once, as further rows."""
         return dataclasses.replace(
             self,
-            function=_of_instances(self.function, size, in_dims),
+            function=_OfInstances(self.function, size, in_dims),
             adjoint=_of_any_rows(self.adjoint),
             instances=True,
             solution=None,
@@ -172,7 +180,7 @@ class LinearProblem(ImplicitProblem):
 
     def of_instances(self, size: int, in_dims: Sequence[int | None]) -> ImplicitProblem:
         # b and z have rows as x has; they come with all instances as rows.
-        of = _of_instances(self.of, size, in_dims[2:])
+        of = _OfInstances(self.of, size, in_dims[2:])
         adjoint = _of_any_rows(self.adjoint)
         problem = dataclasses.replace(self, adjoint=adjoint, instances=True, known=None)
         linear = linear_problem(problem, of, transposed=self.transposed)
@@ -251,18 +259,22 @@ class _ImplicitFunction(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         problem: ImplicitProblem = ctx.problem
         z, result, *captured = ctx.saved_tensors
-        lost = (result == Result.NONFINITE.value)[:, None]
+        lost = result == Result.NONFINITE.value
+        problem, added = _without_rows(problem, lost)
+        rows, captured, first = lost[:, None], [*added, *captured], len(added)
         instances = unbatched(g)
         if instances is not None:
-            found = _gradients_of_instances(problem, z, lost, captured, instances)
-            return None, None, *(None if x is None else batched(x) for x in found)
-        return None, None, *_gradients(problem, z, captured, torch.where(lost, 0.0, g))
+            found = _gradients_of_instances(problem, z, rows, captured, instances)
+            return None, None, *(None if x is None else batched(x) for x in found[first:])
+        return None, None, *_gradients(problem, z, captured, torch.where(rows, 0.0, g))[first:]
 
     @staticmethod
     def jvp(ctx: Any, _: None, z0: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         with tangents_of_outer_levels(ctx) as (z, result, *captured):
-            lost = (result == Result.NONFINITE.value)[:, None]
-            dz = _tangent(ctx.problem, z, lost, captured, tangents)
+            lost = result == Result.NONFINITE.value
+            problem, added = _without_rows(ctx.problem, lost)
+            given = [*(None for _ in added), *tangents]
+            dz = _tangent(problem, z, lost[:, None], [*added, *captured], given)
         return dz, *(None,) * ctx.others
 
     @staticmethod
@@ -307,12 +319,42 @@ def _tangent(
     return batched(torch.func.vmap(tangent, in_dims)(*parts))
 
 
-def _of_instances(function: PureMap, size: int, in_dims: Sequence[int | None]) -> PureMap:
-    def of_instances(z: Tensor, *captured: Tensor) -> Tensor:
-        instances = z.unflatten(0, (size, -1))
-        return torch.func.vmap(function, (0, *in_dims))(instances, *captured).flatten(0, 1)
+class _OfInstances:
+    """f of `size` instances as rows of one map."""
 
-    return of_instances
+    def __init__(self, function: PureMap, size: int, in_dims: Sequence[int | None]) -> None:
+        self.function, self.size, self.in_dims = function, size, in_dims
+
+    def __call__(self, z: Tensor, *captured: Tensor) -> Tensor:
+        instances = z.unflatten(0, (self.size, -1))
+        fz = torch.func.vmap(self.function, (0, *self.in_dims))(instances, *captured)
+        return fz.flatten(0, 1)
+
+
+def _without_rows(problem: ImplicitProblem, lost: Tensor) -> tuple[ImplicitProblem, list[Tensor]]:
+    """Return the problem in which lost rows, (B,), touch no other row's derivative, and tensors to
+    be captured before the others.
+    """
+    if problem.graph is not None or isinstance(problem, LinearProblem):
+        return problem, []  # a recorded map, or a derivative of such a problem, leaves them out
+    if not has_values(lost) or not bool(stored(lost).any()):
+        return problem, []
+    function = problem.function
+    if isinstance(function, _OfInstances):
+        lost = lost.unflatten(0, (function.size, -1))
+        in_dims = (0, *function.in_dims)
+        guarded: PureMap = _OfInstances(_guarded(function.function), function.size, in_dims)
+    else:
+        guarded = _guarded(function)
+    return dataclasses.replace(problem, function=guarded), [lost]
+
+
+def _guarded(function: PureMap) -> PureMap:
+    def guarded(z: Tensor, lost: Tensor, *captured: Tensor) -> Tensor:
+        with guard_rows(lost):
+            return function(z, *captured)
+
+    return guarded
 
 
 def _solve_linear(linear: LinearProblem, z: Tensor, captured: list[Tensor], b: Tensor) -> Tensor:

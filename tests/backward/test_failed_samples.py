@@ -189,3 +189,18 @@ def test_a_lost_sample_does_not_end_the_batch_that_is_differentiated(stop):
         z = torch.where(going, a[1:] * scale * z + x[1:], z)
     (gradient,) = torch.autograd.grad(solution.z.sum(), scale)
     assert_close(gradient, torch.autograd.grad(z.sum(), scale)[0])
+
+
+@pytest.mark.parametrize("derivative", [torch.func.grad, torch.func.jacfwd, torch.func.hessian])
+@pytest.mark.parametrize("backward", [Implicit(), Phantom(60)], ids=str)
+def test_a_lost_sample_of_an_instance_of_vmap_touches_no_weight(backward, derivative):
+    x = torch.tensor([[0.5], [NAN]], dtype=D)
+    layer = FixedPoint(Anderson(**TIGHT), backward, **QUIET)
+
+    def of_weight(a):
+        return layer(lambda z: torch.tanh(a * z + x), torch.zeros_like(x)).z[0].sum()
+
+    a = torch.tensor([0.5, 0.6], dtype=D)
+    expected = torch.stack([derivative(of_weight)(one) for one in a])
+    assert expected.isfinite().all()
+    assert_close(torch.func.vmap(derivative(of_weight))(a), expected, rtol=1e-8, atol=0.0)
