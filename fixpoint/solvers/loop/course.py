@@ -117,7 +117,7 @@ class Course:
                 self._follow_calm(k, z, *calm)
         self.z, self.fz, self.m, self.looked = z, fz, m, k
         self._before = z, fz
-        self.next_check = self._next_look(k)
+        self.next_check = k + self.every if self.rules.most == np.inf else self._next_look(k)
         if self.options.record is not None:
             self.residuals.append(self.status.r)
         if self.options.record == "iterates":
@@ -131,8 +131,6 @@ class Course:
 
     def _next_look(self, k: int) -> int:
         """Return the update after which the host looks again, not past the end of a budget."""
-        if self.rules.most == np.inf:
-            return k + self.every
         left = np.where(self.status.active, self.born + self.rules.most - k, self.every)
         return k + int(left.min(initial=self.every))
 
@@ -224,7 +222,7 @@ class Course:
         best_r = self._status.best_r if self._quiet is None else self._quiet[1]
         if m.size.size == 1:  # Python's numbers are faster than arrays of one
             one = Measures(m.residual.item(), m.size.item())
-            if not self._divisor(one) > 0:
+            if not self.norms.rtol * one.size + self._atol > 0:
                 return False
             number, near = self._compare(k, one)
             r, quiet = np.array((number,)), near and number < best_r.item()
@@ -248,15 +246,12 @@ class Course:
         self.restarting, self.all_improved = None, True
         return True
 
-    def _divisor(self, m: Measures) -> Any:
-        """Return what a residual is divided by, of states near their scale."""
-        return self.norms.rtol * m.size + self._atol
-
     def _compare(self, k: int, m: Measures) -> tuple[Any, Any]:
         """Return residuals in units of the tolerance, and which samples, (B,), are near their scale
         and, where this is checked, above rounding.
         """
-        r, near = m.residual / self._divisor(m), m.size <= self._bound
+        r = m.residual / (self.norms.rtol * m.size + self._atol)
+        near = m.size <= self._bound
         above = None
         if k % rules.FLOOR_CHECK == 0:
             above = m.residual > rules.FLOOR * self.rules.eps * m.size
