@@ -435,3 +435,13 @@ def test_tensors_of_any_device_are_drawn(name):
 def test_low_precision_and_tensors_with_a_graph_are_drawn():
     eta = torch.rand(20, 1, dtype=torch.bfloat16, requires_grad=True)
     assert len(plots.plot_eta(eta).get_lines()) > 0
+
+
+@pytest.mark.parametrize(
+    "classes", [("sit", "walk"), ("walking|walking_downstairs|standing", "walking_upstairs|laying")]
+)
+def test_the_classes_of_a_confusion_matrix_do_not_overlap(classes):
+    figure = plots.confusion_figure([[9, 1], [2, 8]], classes)
+    figure.canvas.draw()
+    first, second = (text.get_window_extent() for text in figure.axes[0].get_xticklabels())
+    assert not first.overlaps(second)

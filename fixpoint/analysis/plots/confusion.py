@@ -27,7 +27,9 @@ def confusion_figure(matrix: Sequence[Sequence[int]], classes: Sequence[str]) ->
     fractions = [[count / max(sum(row), 1) for count in row] for row in matrix]
     axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     ticks = range(len(classes))
-    axes.set_xticks(ticks, classes, rotation=90 if len(classes) > 3 else 0)
+    # A character is some 0.09 inch wide, and the axes are 2.3 inch wide or more.
+    crowded = len(classes) > 3 or len(classes) * max(map(len, classes), default=0) > 24
+    axes.set_xticks(ticks, classes, rotation=90 if crowded else 0)
     axes.set_yticks(ticks, classes)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
