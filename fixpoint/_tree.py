@@ -147,6 +147,11 @@ class Packing:
 
     def wrap(self, phi: Map) -> PackedMap:
         """Return phi as a map of (B, D) matrices."""
+        if not callable(phi):
+            raise TypeError(
+                f"{self.name} must be a function of z; got {torch.typename(phi)}: pass the "
+                "function or module itself, not a value of it"
+            )
         return PackedMap(phi, self)
 
     def _matching_leaves(self, tree: Tree) -> list[Tensor]:
@@ -228,9 +233,10 @@ def _check_leaves(leaves: list[Any], batched: bool) -> None:
         raise ValueError("z0 must hold at least one tensor; it holds none")
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
+            remedy = "the map comes before z0" if callable(leaf) else "torch.as_tensor makes one"
             raise TypeError(
                 f"z0 must be a tensor, or a tree of tensors; it holds {torch.typename(leaf)}: "
-                "torch.as_tensor makes one"
+                f"{remedy}"
             )
         if not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
             raise TypeError(

@@ -11,14 +11,16 @@ from fixpoint import (
     FixedPoint,
     Implicit,
     InexactNewton,
+    IterativeSolver,
     Phantom,
     Picard,
     Reversible,
+    Root,
     Unrolled,
     make_solver,
     solve,
 )
-from fixpoint.models import DEQ
+from fixpoint.models import DEQ, ERNN, EquilibriumMap, JordanMap
 from fixpoint.sequence import solve_sequence
 from fixpoint.training.recipe.schema import find_key
 
@@ -118,6 +120,17 @@ def test_a_backward_of_a_user_answers_for_itself():
             r"backward must be .*Phantom\(\); got 3",
         ),
         (lambda: FixedPoint(Picard(), Implicit), r"backward must be a ready one, as Implicit\(\)"),
+        (
+            lambda: solve(half, torch.zeros(1, 1), torch.zeros(9, 9)),
+            r"solver must be a name or a Solver, as Anderson\(\); got torch.FloatTensor$",
+        ),
+        (lambda: solve(3, torch.zeros(1, 1)), "phi must be a function of z; got int: pass the fun"),
+        (lambda: Root()(None, torch.zeros(1, 1)), "F must be a function of z; got NoneType"),
+        (lambda: solve(torch.zeros(1, 1), half), "it holds .*half: the map comes before z0"),
+        (
+            lambda: ERNN(3, 8, map=JordanMap),
+            r"the class JordanMap: .* ready one, JordanMap\(3, 8\)",
+        ),
         (lambda: Picard(rtol="1e-3"), "rtol must be a number; got '1e-3'"),
         (lambda: Picard(atol=torch.ones(2)), "atol must be a number; got tensor"),
         (lambda: Picard(max_iter=True), "max_iter must be an integer; got True"),
@@ -126,6 +139,19 @@ def test_a_backward_of_a_user_answers_for_itself():
 def test_a_value_of_another_kind_is_named(build, text):
     with pytest.raises(TypeError, match=text):
         build()
+
+
+def test_a_method_that_is_missing_is_named():
+    class WithoutUpdate(IterativeSolver):
+        pass
+
+    class WithoutBind(EquilibriumMap):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"WithoutUpdate has no update\(k, z"):
+        solve(half, torch.zeros(1, 1), WithoutUpdate())
+    with pytest.raises(NotImplementedError, match=r"WithoutBind has no bind\(x\): define it"):
+        ERNN(3, 8, map=WithoutBind(3, 8))(torch.zeros(5, 2, 3))
 
 
 def test_numbers_of_numpy_are_numbers():

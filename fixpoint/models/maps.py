@@ -115,7 +115,10 @@ class EquilibriumMap(OptionsMixin, Resettable):
         V h_prev once a step. Time is split by `unbind`: indexing would make each step's backward
         fill a gradient of the whole sequence.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} has no bind(x): define it, and return a function at(t, h_prev) "
+            "that returns phi"
+        )
 
     def as_leaky_step(self) -> tuple[Tensor, Tensor, Tensor | None] | None:
         """Return a (n, n), W' (n, d), b' (n,) with phi(h, h, x) = sigma(A h + W' x + b').

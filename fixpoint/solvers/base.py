@@ -357,7 +357,10 @@ class IterativeSolver(Solver):
 
     def update(self, k: int, z: Tensor, fz: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Return next iterate and state from z and fz = phi(z), both (B, D), at k = 0, 1, ..."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} has no update(k, z, fz, state): define it, and return the next "
+            "z and state"
+        )
 
     def doubts(self, state: Any) -> Tensor | None:
         """Return samples whose last step is a guess that the host has not examined, (B,) bool.

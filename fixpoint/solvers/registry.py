@@ -6,6 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fixpoint._messages import unknown_name
 from fixpoint.solvers.anderson import Anderson
 from fixpoint.solvers.auto import Auto
@@ -58,7 +61,8 @@ def make_solver(solver: str | Solver, **options: Any) -> Solver:
             f"solver is the class {solver.__name__}: give a ready one, {solver.__name__}()"
         )
     if not isinstance(solver, str):
-        raise TypeError(f"solver must be a name or a Solver, as Anderson(); got {solver!r}")
+        given = torch.typename(solver) if isinstance(solver, Tensor) else repr(solver)
+        raise TypeError(f"solver must be a name or a Solver, as Anderson(); got {given}")
     if solver not in SOLVERS:
         raise ValueError(unknown_name("solver", solver, SOLVERS))
     return SOLVERS[solver](**options)

@@ -408,6 +408,11 @@ def _make_map(
     rank: int | None,
     where: Any,
 ) -> EquilibriumMap:
+    if isinstance(name, type) and issubclass(name, EquilibriumMap):
+        raise TypeError(
+            f"map is the class {name.__name__}: give a ready one, "
+            f"{name.__name__}({input_size}, {hidden_size})"
+        )
     if name not in MAPS:
         raise ValueError(unknown_name("map", name, MAPS))
     options: Any = {"nonlinearity": nonlinearity, "bias": bias, **where}
