@@ -95,7 +95,8 @@ class RunProgress:
             self.bars.update(self.tasks[run], advance=1, note=_result(epoch), left=left)
             return
         of = f"epoch {self.done[run]} of {self.total[run]}"
-        say(self.console, f"{self.names[run]}: {of}, {_result(epoch)}{left and f'; {left}'}")
+        note = "done before" if isinstance(epoch, PastEpoch) else left
+        say(self.console, f"{self.names[run]}: {of}, {_result(epoch)}{note and f'; {note}'}")
 
     def stop(self, run: Recipe, note: str | None = None) -> None:
         """Show that the run has ended; `note` says how if not well."""

@@ -163,3 +163,14 @@ def test_progress_as_json(monkeypatch):
     monkeypatch.setenv("FIXPOINT_PROGRESS", "xml")
     with pytest.raises(ValueError, match="FIXPOINT_PROGRESS must be json or not set"):
         make_progress(Console(file=text), [run])
+
+
+def test_the_epochs_of_a_checkpoint_are_marked():
+    text, recipe = io.StringIO(), Recipe().changed(model="lstm")
+    with RunProgress(Console(file=text, width=200), [recipe]) as shown:
+        shown.advance(recipe, PastEpoch(*epoch(1, 1.0)))
+        shown.advance(recipe, epoch(2, 1.0))
+    assert [line.endswith("; done before") for line in text.getvalue().splitlines()] == [
+        True,
+        False,
+    ]
