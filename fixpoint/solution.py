@@ -61,8 +61,8 @@ RESULT_TEXT: dict[Result, str] = {
         "set rtol or atol to stop at a tolerance"
     ),
     Result.MAX_ITER: (
-        "max_iter updates were not enough and the residual was still falling: raise max_iter, "
-        "loosen rtol, or use a faster solver (Anderson, Broyden)"
+        "max_iter updates were not enough, and none showed that further ones lead nowhere: raise "
+        "max_iter, loosen rtol, or use a faster solver (Anderson, Broyden)"
     ),
     Result.STALLED: (
         "the residual no longer falls: it cycles, diverges or is at the rounding floor; check "

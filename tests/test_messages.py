@@ -178,3 +178,47 @@ def test_a_gpu_is_cuda():
 
     with pytest.raises(ValueError, match="'gpu': expected one of cpu, cuda, mps; did you mean 'cu"):
         Recipe().changed(device="gpu")
+
+
+@pytest.mark.parametrize("steps", [{}, {"rtol": 0.0, "atol": 0.0}])
+@pytest.mark.parametrize(
+    ("result", "given"),
+    [
+        (lambda fz: fz, r"a tensor, \(3, 1\)$"),
+        (lambda fz: (fz[:1], None), r"a tensor, \(1, 1\), as z$"),
+        (lambda fz: (None, fz), "NoneType, as z$"),
+        (lambda fz: None, "NoneType$"),
+    ],
+)
+def test_another_result_of_an_update_is_refused(result, given, steps):
+    class Mistaken(IterativeSolver):
+        def update(self, k, z, fz, state):
+            return result(fz)
+
+    with pytest.raises(TypeError, match=rf"Mistaken.update must .* \(3, 1\), .* returned {given}"):
+        solve(half, torch.zeros(3, 1), Mistaken(**steps))
+
+
+def test_a_solver_without_its_options_is_refused():
+    class Bare(IterativeSolver):
+        def __init__(self):
+            pass
+
+    with pytest.raises(TypeError, match=r"Bare has no options: call super\(\).__init__"):
+        FixedPoint(Bare())
+
+
+def test_a_solver_shows_its_own_options():
+    class HeavyBall(IterativeSolver):
+        def __init__(self, *, momentum=0.3, **options):
+            super().__init__(**options)
+            self.momentum = momentum
+
+    assert str(HeavyBall(momentum=0.5, min_iter=2)) == (
+        "HeavyBall(max_iter=50, rtol=1e-05, atol=1e-06, momentum=0.5, min_iter=2)"
+    )
+
+
+def test_a_deq_refuses_a_numpy_array():
+    with pytest.raises(TypeError, match=r"x must be a tensor.*holds numpy.ndarray: torch.as_te"):
+        DEQ(lambda z, x: z, hidden_size=4)(torch.ones(3, 2).numpy())

@@ -39,4 +39,4 @@ def report(
         for asked, suffix, form in ((latex, ".tex", as_latex), (csv, ".csv", as_csv)):
             if asked:
                 files.append(write_table(runs, path.with_suffix(suffix), form))
-        say(make_console(), f"{count} runs: {', '.join(map(str, files))}")
+        say(make_console(), f"{count} run{'s' * (count != 1)}: {', '.join(map(str, files))}")

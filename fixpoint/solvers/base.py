@@ -229,8 +229,9 @@ class IterativeSolver(Solver):
     CONVERGED     the residual is within rtol and atol    the last             none
     FIXED_STEPS   rtol = atol = 0, `max_iter` updates     the last             set rtol or atol
                   made
-    MAX_ITER      `max_iter` updates made, residual       the best; the last   raise max_iter,
-                  still falling                           without `keep_best`  loosen rtol
+    MAX_ITER      `max_iter` updates made, fewer than     the best; the last   raise max_iter,
+                  ten or with a residual that still       without `keep_best`  loosen rtol
+                  fell in their second half
     STALLED       no progress; `Solution.stall` has the   as MAX_ITER          `STALL_TEXT` of the
                   cause                                                        cause
     NONFINITE     phi is NaN or inf at the start, or      the best finite;     check the input,
@@ -440,6 +441,10 @@ class IterativeSolver(Solver):
 
     def extra_repr(self) -> str:
         parts = [super().extra_repr()]
+        if type(self).extra_repr is IterativeSolver.extra_repr:
+            given = self.options_of(type(self))
+            base = option_names(IterativeSolver)
+            parts += [f"{name}={value!r}" for name, value in given.items() if name not in base]
         if self.record is not None:
             parts.append(f"record={self.record!r}")
         for name, plain in (("check_every", 1), ("min_iter", 0), ("stop", "each"), ("noise", 0.0)):

@@ -55,6 +55,11 @@ def make_solver(solver: str | Solver, **options: Any) -> Solver:
             raise TypeError(
                 f"options {sorted(options)} were given with a ready solver; pass them to its class"
             )
+        if not hasattr(solver, "max_iter"):
+            raise TypeError(
+                f"{type(solver).__name__} has no options: call super().__init__(**options) in its "
+                "constructor"
+            )
         return solver
     if isinstance(solver, type) and issubclass(solver, Solver):
         raise TypeError(

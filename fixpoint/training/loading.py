@@ -166,7 +166,7 @@ def _what_instead(path: Path) -> str:
             "names, as runs/train/KEY"
         )
     shown = ", ".join(map(str, runs[:3])) + (", ..." if len(runs) > 3 else "")
-    return f"holds {len(runs)} training run(s): give one, of {shown}"
+    return f"holds {len(runs)} training run{'s' * (len(runs) != 1)}: give one, of {shown}"
 
 
 def _read(path: Path) -> dict[str, Tensor]:

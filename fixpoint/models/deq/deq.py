@@ -216,6 +216,11 @@ class DEQ(nn.Module):
         if self.hidden_size is None:
             return tree_map(torch.zeros_like, x)
         leaf = tree_leaves(x)[0]
+        if not isinstance(leaf, Tensor):
+            raise TypeError(
+                f"x must be a tensor, or a tree of tensors; it holds {torch.typename(leaf)}: "
+                "torch.as_tensor makes one"
+            )
         return leaf.new_zeros(*leaf.shape[: int(batched)], self.hidden_size)
 
     def extra_repr(self) -> str:

@@ -177,7 +177,10 @@ class Run:
             start, fz = stop_finished(course.active, (z, fz))
             state = stop_finished(course.active, state) if solver.state_has_rows else state
         before = state
-        proposal, state = solver.update(k, start, fz, before, **self.given)
+        updated = solver.update(k, start, fz, before, **self.given)
+        if k == 0:
+            _check_update(solver, updated, start)
+        proposal, state = updated
         if solver.noise > 0:
             proposal = with_noise(solver, proposal, start)
         moved = course.freeze(proposal, z)
@@ -292,7 +295,10 @@ def make_updates(
         start, fz = watch.stop_settled((start, fz))
         if solver.state_has_rows:
             state = watch.stop_settled(state)
-        z, state = solver.update(k, start, fz, state, **given)
+        updated = solver.update(k, start, fz, state, **given)
+        if k == 0:
+            _check_update(solver, updated, start)
+        z, state = updated
         if solver.noise > 0:
             z = with_noise(solver, z, start)
     evaluations = solver.max_iter
@@ -344,6 +350,21 @@ def _first_state(solver: Iteration, z: Tensor, t: int | None, tracking: bool) ->
         return solver.init(z, t)
     with torch.set_grad_enabled(tracking):
         return solver.init(z, t)
+
+
+def _check_update(solver: Iteration, updated: Any, z: Tensor) -> None:
+    """Refuse another result of an update than the next z, (B, D), and a state."""
+    pair = isinstance(updated, tuple) and len(updated) == 2
+    if pair and isinstance(updated[0], Tensor) and updated[0].shape == z.shape:
+        return
+    found = updated[0] if pair else updated
+    is_tensor = isinstance(found, Tensor)
+    given = f"a tensor, {tuple(found.shape)}" if is_tensor else torch.typename(found)
+    given += ", as z" if pair else ""
+    raise TypeError(
+        f"{type(solver).__name__}.update must return the next z, {tuple(z.shape)}, and a state, as "
+        f"a tuple; it returned {given}"
+    )
 
 
 def _detached(solver: Iteration, z: Tensor, state: Any) -> tuple[Tensor, Any]:
