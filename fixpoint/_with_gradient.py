@@ -14,7 +14,8 @@ from fixpoint._torch import tangents_of_outer_levels
 def with_gradient_of(value: Tensor, other: Tensor) -> Tensor:
     """Return the value, with the derivatives of another tensor, in reverse and forward mode."""
     if torch.compiler.is_compiling():
-        return value.detach() + (other - other.detach())
+        change = other - other.detach()  # NaN where the other is not finite
+        return value.detach() + torch.where(change == 0, change, 0.0)
     if has_torch_function((value, other)):
         return handle_torch_function(with_gradient_of, (value, other), value, other)
     return _WithGradientOf.apply(value, other)

@@ -28,7 +28,14 @@ def has_cxx():
     return shutil.which("g++") is not None or shutil.which("clang++") is not None
 
 
-@pytest.mark.parametrize("name", ["picard", "inexact-newton", "anderson", "broyden"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "picard",
+        "inexact-newton",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("anderson", "broyden")),
+    ],
+)
 def test_a_fixed_number_of_steps_compiles_without_a_break(name):
     if name == "inexact-newton":
         solver = InexactNewton(max_iter=2, timesteps=4, eta=0.6)
@@ -231,6 +238,42 @@ def test_samples_that_settle_before_the_last_updates_leave_the_graph():
     plain, found = run(x), torch.compile(run, backend="eager")(x)
     gradients = [torch.autograd.grad(z.square().sum(), [U, x]) for z in (found, plain)]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("solver", [Anderson, pytest.param(Broyden, marks=pytest.mark.slow)])
+def test_samples_at_their_solution_have_the_implicit_gradient_of_fixed_steps(solver):
+    """The second one starts elsewhere; the gradient of the others was 0."""
+    U, x, _ = tanh_problem()
+    with torch.no_grad():
+        z0 = solve(lambda z: torch.tanh(z @ U.t() + x), torch.zeros_like(x), Picard(rtol=1e-13)).z
+    z0[1] = 0.0
+    layer = FixedPoint(solver(max_iter=3, rtol=0.0, atol=0.0), Unrolled())
+
+    def run(x):
+        return layer(lambda z: torch.tanh(z @ U.t() + x), z0).z
+
+    plain, found = run(x), compiled(run, "eager")(x)
+    torch.testing.assert_close(found, plain)
+    gradients = [torch.autograd.grad(z.square().sum(), [U, x]) for z in (found, plain)]
+    torch.testing.assert_close(*gradients)
+    assert gradients[1][1].abs().sum(1).min() > 0.1
+
+
+@pytest.mark.parametrize("backward", [Implicit(on_failure="ignore"), Phantom()], ids=str)
+def test_a_state_of_fixed_steps_is_kept_where_phi_of_it_is_not_finite(backward):
+    """The gradient is carried by phi(z) - phi(z), which is NaN there."""
+    layer = FixedPoint(Picard(max_iter=1, rtol=0.0, atol=0.0), backward)
+    shift = torch.tensor([[1.5], [0.0]], requires_grad=True)
+
+    def run(shift):
+        return layer(lambda z: (z - shift).sqrt(), torch.full((2, 1), 3.0)).z
+
+    found, plain = compiled(run, "eager")(shift), run(shift)
+    torch.testing.assert_close(found, plain)
+    assert plain.isfinite().all()
+    gradients = [torch.autograd.grad(z[1].sum(), shift)[0][1] for z in (found, plain)]
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].abs() > 0.1
 
 
 @pytest.mark.parametrize("failed", ["zero", "keep"])

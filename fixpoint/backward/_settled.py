@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fixpoint._torch import has_values, is_recorded, is_traced_by_fx, tracks
+from fixpoint.backward.graph import adjoint_in_graph, implicitly_in_graph
 from fixpoint.backward.implicit import Implicit
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.solution import Solution
@@ -37,7 +38,8 @@ def run_until_settled(
     rows = end.settled[:, None]
     if not tracks():
         z = end.best
-    elif is_recorded(z0) or is_traced_by_fx():
+    elif is_traced_by_fx() or (is_recorded(z0) and not torch.compiler.is_compiling()):
+        # Nothing can be solved for in a graph of make_fx or of CUDA.
         z = end.entered + (end.best - end.entered).detach()
     else:
         # Settled samples may depend on others, at the states that these have now.
@@ -76,6 +78,8 @@ def with_implicit_gradients(
 
 def implicitly(solver: Solver, phi: MatrixMap, z: Tensor, t: int | None) -> Tensor:
     """Return z as the solution that it is, with the gradient of the implicit function theorem."""
+    if torch.compiler.is_compiling():
+        return implicitly_in_graph(adjoint_in_graph(None, solver, z.dtype), phi, z)
     rtol = solver.rtol or solver.atol or 100 * torch.finfo(z.dtype).eps
     adjoint: Solver = Anderson(max_iter=100, rtol=rtol, atol=0.0)
     if isinstance(solver, (Broyden, Newton)):

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from fixpoint._with_gradient import with_gradient_of
 from fixpoint.derivatives import MatrixMap
 from fixpoint.solution import Result, Solution, has_failed
 from fixpoint.solvers import Anderson, Solver
 from fixpoint.solvers.base import IterativeSolver
-from fixpoint.solvers.loop.graph import iterate_in_graph
+from fixpoint.solvers.loop.graph import iterate_in_graph, own
 from fixpoint.solvers.loop.norms import Tolerance
 
 DEFAULT = Anderson(max_iter=100)
@@ -63,10 +64,16 @@ def solve_implicitly_in_graph(
     without = lost if keep_failed else has_failed(solution.result)
     # A lost sample has no gradient; phi may not be differentiable where it was lost.
     z = torch.where(without[:, None], z0.detach(), solution.z)
-    fz = phi(z)
-    u = _Adjoint.apply(fz, z, phi, adjoint, keep_failed)
-    z = torch.where(without[:, None], solution.z, solution.z + (u - u.detach()))
-    return replace(solution, z=z)
+    z = implicitly_in_graph(adjoint, phi, z, keep_failed=keep_failed)
+    return replace(solution, z=torch.where(without[:, None], solution.z, z))
+
+
+def implicitly_in_graph(
+    adjoint: AdjointInGraph, phi: MatrixMap, z: Tensor, *, keep_failed: bool = False
+) -> Tensor:
+    """Return z, (B, D), as the solution that it is, with its implicit gradient."""
+    z = own(z.detach())  # phi may hold the original, and a loop takes no tensor twice
+    return with_gradient_of(z, _Adjoint.apply(phi(z), z, phi, adjoint, keep_failed))
 
 
 class _Adjoint(torch.autograd.Function):

@@ -65,7 +65,7 @@ class Unrolled(Backward):
 
     def compiles(self, solver: Solver) -> bool:
         """Tell whether torch.compile makes one graph of it; the loop to a tolerance has no
-        gradient, and samples that settle before the last of fixed updates would have none.
+        gradient, and with `last` samples that settle in a fixed number of updates would have none.
         """
         if not solver.compiles:
             return False
