@@ -184,14 +184,16 @@ def test_any_view_of_a_weight_is_differentiated_in_the_graph():
 
 @pytest.mark.parametrize(
     "solver",
-    [Picard, pytest.param(Anderson, marks=pytest.mark.slow)],
-    ids=["picard", "anderson"],
+    [Picard, InexactNewton, pytest.param(Anderson, marks=pytest.mark.slow)],
+    ids=["picard", "inexact Newton", "anderson"],
 )
 def test_several_updates_in_a_pass_end_each_sample_where_it_would_end(solver):
-    """Also where a pass would go beyond max_iter."""
+    """Also where a pass would go beyond max_iter, and beyond the steps of InexactNewton."""
     U, x, _ = tanh_problem()
     U, x = U.detach(), x.detach() * torch.tensor([[0.1], [1.0], [30.0]], dtype=x.dtype)
     own = {"rtol": 1e-9, "memory": 2} if solver is Anderson else {"rtol": 1e-4}
+    if solver is InexactNewton:
+        own |= {"eta": 1.0, "learn": False}
 
     one, several = (solver(check_every=n, max_iter=8, **own) for n in (1, 3))
 
@@ -372,9 +374,10 @@ def test_one_graph_of_what_does_not_compile_is_refused_with_what_does(attempt):
         ({"min_iter": 40}, 1),
         ({"stop": "all"}, 1),
         ({"stop": 0.5}, 2),
+        ({"stop": 0.5, "check_every": 7}, 2),
         ({"stop_when": lambda z, fz: (fz - z).abs().amax(1) < 1e-2}, 4),
     ],
-    ids=["min_iter", "all", "half", "stop_when"],
+    ids=["min_iter", "all", "half", "half, several in a pass", "stop_when"],
 )
 def test_other_ends_are_those_of_eager(options, ends):
     rates = torch.tensor([[0.5], [0.6], [0.7], [0.8]], dtype=torch.float64)
@@ -382,15 +385,25 @@ def test_other_ends_are_those_of_eager(options, ends):
     layer = FixedPoint(Picard(rtol=1e-4, **options), Implicit(Picard(rtol=1e-8, max_iter=200)))
     layer.non_convergence.silent = True
 
-    def run(b):
-        s = layer(lambda z: rates * z + b, torch.zeros_like(b))
+    def run(b, **options):
+        s = layer(lambda z: rates * z + b, torch.zeros_like(b), **options)
         return s.z, s.iterations, s.result
 
-    found, plain = compiled(run, "eager")(b), run(b)
+    found, plain = compiled(run, "eager")(b), run(b, check_every=1)
     torch.testing.assert_close(found, plain)
     assert plain[1].unique().numel() == ends
     gradients = [torch.autograd.grad(z.sum(), b)[0] for z, *_ in (found, plain)]
     torch.testing.assert_close(*gradients)
+
+
+def test_atol_decides_where_it_does_without_a_compiler():
+    """Of samples that fail at a state that is 0, phi(z) has a size and z has none."""
+
+    def run(z0):
+        return solve(lambda z: z * 0.5 + 1, z0, Picard(max_iter=0)).atol_decides
+
+    z0 = torch.zeros(2, 1)
+    assert compiled(run, "eager")(z0).tolist() == run(z0).tolist() == [False, False]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch, after a break

@@ -133,6 +133,7 @@ class InexactNewton(IterativeSolver):
     def update_fixed(
         self, k: Tensor, z: Tensor, fz: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
+        k = k.clamp_max(len(state) - 1)  # a pass of several updates is cut at max_iter afterwards
         return torch.lerp(z, fz, state.index_select(0, k.view(1))), state
 
     def steps(self, t: int | None = None) -> Tensor:

@@ -97,12 +97,15 @@ class _Step:
         return None if self.test is None else checked_test(self.test(z, fz), z)
 
     def pass_once(self, spec: Any, carried: Carried) -> Carried:
-        """Return the `check_every` updates of one pass; none beyond `max_iter`."""
+        """Return the `check_every` updates of one pass; none beyond `max_iter`, or when enough
+        samples have converged.
+        """
         every, most = self.solver.check_every, self.solver.max_iter
+        may_end = most % every > 0 or self.rules.fraction < 1
         for j in range(every):
             new = self.advance(spec, *carried)
-            if j > 0 and most % every:
-                goes_on = carried[0] < most
+            if j > 0 and may_end:
+                goes_on = self.goes_on(*carried)
                 pairs = zip(new, carried, strict=True)
                 new = tuple(either(goes_on, a, b) for a, b in pairs)
             carried = new
@@ -168,9 +171,9 @@ class _Step:
             if not self.adjoint:
                 looks = rules.solved(status).any() & ~is_last.all()
                 fz = _evaluate_if(looks, self.phi, z)
-                m, evaluations = self.measure(z, fz), evaluations + looks
-                apart = looks & rules.contradicted(torch, self.rules, status, m)
-                r = torch.where(apart, rules.plain_residual(torch, self.rules, status, m), r)
+                there, evaluations = self.measure(z, fz), evaluations + looks
+                apart = looks & rules.contradicted(torch, self.rules, status, there)
+                r = torch.where(apart, rules.plain_residual(torch, self.rules, status, there), r)
                 result = torch.where(apart, int(Result.MAX_ITER), result)
                 coupled = coupled | apart.any()
         return Solution(
