@@ -354,7 +354,7 @@ def _first_state(solver: Iteration, z: Tensor, t: int | None, tracking: bool) ->
 
 def _check_update(solver: Iteration, updated: Any, z: Tensor) -> None:
     """Refuse another result of an update than the next z, (B, D), and a state."""
-    pair = isinstance(updated, tuple) and len(updated) == 2
+    pair = isinstance(updated, (tuple, list)) and len(updated) == 2
     if pair and isinstance(updated[0], Tensor) and updated[0].shape == z.shape:
         return
     found = updated[0] if pair else updated
