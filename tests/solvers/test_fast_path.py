@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fixpoint import solve
+from fixpoint import Picard, solve
 from fixpoint.solvers.loop.course import Course
 
 
@@ -55,6 +55,24 @@ def test_nor_of_one_sample_alone(build, phi, monkeypatch):
         found, expected = getattr(quick, name), getattr(plain, name)
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(quick.trace.residual, plain.trace.residual)
+
+
+@pytest.mark.parametrize("shortcut", ["_is_quiet", "_calm"])
+def test_a_sample_at_its_solution_has_the_residual_that_its_mates_leave_it(shortcut, monkeypatch):
+    """Its residual moves within the tolerance with the rows that phi couples it to."""
+    rates = torch.tensor([[0.1], [0.5], [0.9]], dtype=torch.float64)
+
+    def phi(z):
+        return rates * z + 1 + 1e-4 * z.mean(0, keepdim=True)
+
+    if shortcut == "_calm":
+        monkeypatch.setattr(Course, "_is_quiet", lambda *args: False)
+    solution = solve(phi, torch.full_like(rates, 5.0), Picard(rtol=1e-2, atol=0.0))
+    z = solution.z
+    assert solution.iterations.unique().numel() == 3
+    assert not solution.coupled
+    expected = ((phi(z) - z).abs() / (1e-2 * phi(z).abs())).squeeze(1)
+    torch.testing.assert_close(solution.residual, expected)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30, 1e-30])

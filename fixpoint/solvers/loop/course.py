@@ -231,8 +231,7 @@ class Course:
                 r, near = self._compare(k, m)
                 nearer = near & (r < best_r)
             if not self.all_active:
-                active = self._status.active
-                nearer, r = np.where(active, nearer, r <= 1), np.where(active, r, best_r)
+                nearer = np.where(self._status.active, nearer, r <= 1)
             quiet = nearer.all()
         if not quiet:
             return False
@@ -276,9 +275,10 @@ class Course:
         if self._has_moved is not None:  # else the solver may have refused the step
             calm &= self._has_moved | status.improved
         if not self.all_active:
-            calm = np.where(status.active, calm, solved | (status.r > 1))
+            at_solution = ~status.active & ~status.nonfinite & (status.r <= 1)
+            calm = np.where(status.active, calm, solved | ~at_solution)
             better, solved = better & status.active, solved & status.active
-            r = np.where(status.active, r, status.r)
+            r = np.where(status.active | at_solution, r, status.r)
         if not calm.all() or (self.rules.goes_on and solved.any()):
             return None
         return r, better, solved
