@@ -84,6 +84,7 @@ __all__ = [
     "version",
     "versions",
     "while_loop",
+    "without_ended",
     "wrapper_level",
 ]
 
@@ -244,11 +245,16 @@ def has_ended(x: Tensor) -> bool:
     return level == -2
 
 
-def wrapper_level(x: Tensor) -> int:
-    """Return the number of the active transform that has wrapped x; -1 where none has."""
+def without_ended(x: Tensor) -> Tensor:
+    """Return x without the wrappers of transforms that have ended: only so has a view a graph."""
     while has_ended(x):
         x = get_unwrapped(x)
-    return maybe_get_level(x)
+    return x
+
+
+def wrapper_level(x: Tensor) -> int:
+    """Return the number of the active transform that has wrapped x; -1 where none has."""
+    return maybe_get_level(without_ended(x))
 
 
 def has_derivatives_at(x: Tensor, most: int) -> bool:

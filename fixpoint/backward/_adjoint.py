@@ -21,6 +21,7 @@ from fixpoint._torch import (
     stored,
     tangents_of_outer_levels,
     unbatched,
+    without_ended,
 )
 from fixpoint.backward._linear import (
     LinearDerivatives,
@@ -257,16 +258,24 @@ class _ImplicitFunction(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if g is None:
             return (None,) * len(ctx.needs_input_grad)
-        problem: ImplicitProblem = ctx.problem
-        z, result, *captured = ctx.saved_tensors
+        tensors = [without_ended(x) for x in ctx.saved_tensors]
+        # torch.func.vjp asks for a graph, also where it would lead nowhere.
+        leads = inside_transform() or any(x.requires_grad for x in (g, *tensors))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and leads):
+            return None, None, *_ImplicitFunction._captured_gradients(ctx.problem, *tensors, g=g)
+
+    @staticmethod
+    def _captured_gradients(
+        problem: ImplicitProblem, z: Tensor, result: Tensor, *captured: Tensor, g: Tensor
+    ) -> Sequence[Tensor | None]:
         lost = result == Result.NONFINITE.value
         problem, added = _without_rows(problem, lost)
-        rows, captured, first = lost[:, None], [*added, *captured], len(added)
+        rows, given, first = lost[:, None], [*added, *captured], len(added)
         instances = unbatched(g)
-        if instances is not None:
-            found = _gradients_of_instances(problem, z, rows, captured, instances)
-            return None, None, *(None if x is None else batched(x) for x in found[first:])
-        return None, None, *_gradients(problem, z, captured, torch.where(rows, 0.0, g))[first:]
+        if instances is None:
+            return _gradients(problem, z, given, torch.where(rows, 0.0, g))[first:]
+        found = _gradients_of_instances(problem, z, rows, given, instances)
+        return [None if x is None else batched(x) for x in found[first:]]
 
     @staticmethod
     def jvp(ctx: Any, _: None, z0: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fixpoint import (
@@ -45,6 +45,9 @@ exact = equilibrium(FixedPoint(Picard(max_iter=100, rtol=0.0, atol=0.0), Unrolle
 TRANSFORMS = {
     "jvp": lambda f: jvp(f, (W, X), (V, X))[1],
     "jvp of what asks for gradients": lambda f: jvp(f, (W.clone().requires_grad_(), X), (V, X))[1],
+    "vjp": lambda f: vjp(f, W, X)[1](X)[0],
+    "vjp of vjp": lambda f: vjp(lambda W: vjp(f, W, X)[1](X)[0], W)[1](V)[0],
+    "grad of vjp": lambda f: grad(lambda W: (V * vjp(f, W, X)[1](X)[0]).sum())(W),
     "jacrev": lambda f: jacrev(f, (0, 1))(W, X)[1],
     "jacfwd": lambda f: jacfwd(f)(W, X),
     "vmap over inputs": lambda f: vmap(f, (None, 0))(W, torch.stack((X, -X, 2 * X))),
@@ -242,6 +245,12 @@ def test_second_derivatives_of_a_nonlinear_map_with_an_operation_that_cannot_be_
         (g,) = torch.autograd.grad(z.sum(), W, create_graph=True)
         found.append(torch.autograd.grad(g.square().sum(), W)[0])
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=0)
+
+
+def test_a_product_by_vjp_asks_for_no_gradient():
+    """torch.func.vjp has its own graph made, also where none of its tensors asks for one."""
+    (product,) = vjp(lambda x: equilibrium(FixedPoint())(W, x), X)[1](X)
+    assert not product.requires_grad
 
 
 @pytest.mark.parametrize(
