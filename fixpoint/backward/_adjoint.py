@@ -349,16 +349,15 @@ def _without_rows(problem: ImplicitProblem, lost: Tensor) -> tuple[ImplicitProbl
     if not has_values(lost) or not bool(stored(lost).any()):
         return problem, []
     function = problem.function
-    if isinstance(function, _OfInstances):
-        lost = lost.unflatten(0, (function.size, -1))
-        in_dims = (0, *function.in_dims)
-        guarded: PureMap = _OfInstances(_guarded(function.function), function.size, in_dims)
-    else:
-        guarded = _guarded(function)
-    return dataclasses.replace(problem, function=guarded), [lost]
+    while isinstance(function, _OfInstances):
+        lost, function = lost.unflatten(-1, (function.size, -1)), function.function
+    return dataclasses.replace(problem, function=_guarded(problem.function)), [lost]
 
 
 def _guarded(function: PureMap) -> PureMap:
+    if isinstance(function, _OfInstances):
+        return _OfInstances(_guarded(function.function), function.size, (0, *function.in_dims))
+
     def guarded(z: Tensor, lost: Tensor, *captured: Tensor) -> Tensor:
         with guard_rows(lost):
             return function(z, *captured)

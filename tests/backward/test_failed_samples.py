@@ -204,3 +204,22 @@ def test_a_lost_sample_of_an_instance_of_vmap_touches_no_weight(backward, deriva
     expected = torch.stack([derivative(of_weight)(one) for one in a])
     assert expected.isfinite().all()
     assert_close(torch.func.vmap(derivative(of_weight))(a), expected, rtol=1e-8, atol=0.0)
+
+
+@pytest.mark.parametrize("backward", [Implicit(), Phantom(60)], ids=str)
+def test_nor_where_vmap_is_nested(backward):
+    x = torch.tensor([[0.5], [NAN]], dtype=D)
+    layer = FixedPoint(Anderson(**TIGHT), backward, **QUIET)
+
+    def of_weight(a):
+        return layer(lambda z: torch.tanh(a * z + x), torch.zeros_like(x)).z[0].sum()
+
+    def total(a):
+        rows = torch.func.vmap(lambda u: torch.func.vmap(lambda v: of_weight(a * u * v))(factors))
+        return rows(factors).sum()
+
+    factors, a = torch.tensor([0.5, 1.0, 0.8], dtype=D), torch.tensor(0.5, dtype=D)
+    expected = torch.func.grad(
+        lambda a: sum(of_weight(a * u * v) for u in factors for v in factors)
+    )
+    assert_close(torch.func.grad(total)(a), expected(a), rtol=1e-8, atol=0.0)
