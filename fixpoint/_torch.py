@@ -51,6 +51,7 @@ __all__ = [
     "graph_pass",
     "has_derivatives_at",
     "has_ended",
+    "has_tangent",
     "has_values",
     "inside_dispatch_mode",
     "inside_forward_mode",
@@ -258,21 +259,25 @@ def wrapper_level(x: Tensor) -> int:
 
 
 def has_derivatives_at(x: Tensor, most: int) -> bool:
-    """Tell whether x has derivatives of a torch.func transform of at most this level."""
+    """Tell whether x has derivatives of a torch.func transform of at most this level, or a tangent
+    outside of them all.
+    """
     while is_functorch_wrapped_tensor(x):
         level = maybe_get_level(x)
-        if 0 < level <= most and (x.requires_grad or _has_tangent(x)):
+        if 0 < level <= most and (x.requires_grad or has_tangent(x)):
             return True
         x = get_unwrapped(x)
-    return False
+    return has_tangent(x)
 
 
-def _has_tangent(x: Tensor) -> bool:
+def has_tangent(x: Tensor) -> bool:
     """Ask at the level of x, where alone its tangent is seen."""
+    if forward_ad._current_level < 0:
+        return False
     with ExitStack() as stack:
-        while transform_level() > maybe_get_level(x):
+        while transform_level() > max(maybe_get_level(x), 0):
             stack.enter_context(temporarily_pop_interpreter_stack())
-        return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+        return forward_ad.unpack_dual(x).tangent is not None
 
 
 def primal(x: Tensor) -> Tensor:

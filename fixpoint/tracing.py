@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from fixpoint._modes import RecordingMode, map_nested, unrecorded
@@ -28,6 +27,7 @@ from fixpoint._torch import (
     graph_pass,
     has_derivatives_at,
     has_ended,
+    has_tangent,
     inside_forward_mode,
     is_functorch_wrapped_tensor,
     level_zero,
@@ -484,9 +484,7 @@ def _autocast(state: AutocastState) -> Iterator[None]:
 
 def _is_transformed(x: Tensor) -> bool:
     """Tell whether x belongs to a transform of torch.func or carries a tangent."""
-    if is_functorch_wrapped_tensor(x):
-        return True
-    return inside_forward_mode() and forward_ad.unpack_dual(x).tangent is not None
+    return is_functorch_wrapped_tensor(x) or has_tangent(x)
 
 
 def is_differentiable(x: Tensor) -> bool:

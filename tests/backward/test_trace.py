@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn.utils import parametrizations, parametrize
 
@@ -109,8 +110,32 @@ def test_torch_func_inside_phi_and_around_the_solve(phi_of, transform):
     torch.testing.assert_close(transform(implicit)(W), transform(exact)(W), rtol=1e-8, atol=1e-9)
 
 
+def push(f):
+    """The tangent of f along ones, by forward mode outside of torch.func."""
+
+    def pushed(W):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(f(forward_ad.make_dual(W, torch.ones_like(W)))).tangent
+
+    return pushed
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("transform", OUTER.values(), ids=OUTER)
+@pytest.mark.parametrize("tracking", [True, False])
+@pytest.mark.parametrize("name", ["grad", "vjp", "gradients of rows", "functional_call"])
+def test_torch_func_inside_phi_and_forward_mode_around_the_solve(name, tracking):
+    W, layer = torch.tensor([[0.3, 0.1], [0.1, 0.2]], dtype=D), FixedPoint(Picard(**TIGHT))
+
+    def solved(W):
+        return layer(INNER[name](W), torch.zeros_like(X)).z
+
+    exact = jvp(solved, (W,), (torch.ones_like(W),))[1]
+    with torch.set_grad_enabled(tracking):
+        torch.testing.assert_close(push(solved)(W), exact, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("transform", [*OUTER.values(), push], ids=[*OUTER, "forward mode"])
 def test_a_captured_tensor_that_a_transform_inside_phi_wraps_is_refused(transform):
     def solved(W):
         return FixedPoint(Picard(**TIGHT))(NESTED["grad of a weight"](W), torch.zeros_like(X)).z
