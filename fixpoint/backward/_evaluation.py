@@ -78,5 +78,13 @@ class _WithGradient:
     def __call__(self, z: Tensor) -> Tensor:
         tracking = torch.is_grad_enabled()
         with torch.enable_grad():
-            fz = self.phi(z if z.requires_grad else z.detach().requires_grad_())
-        return fz if tracking else fz.detach()
+            fz = self.phi(z if z.requires_grad else _without_graph(z).requires_grad_())
+        return fz if tracking else _without_graph(fz)
+
+
+def _without_graph(x: Tensor) -> Tensor:
+    """Return x detached, with the tangent of forward mode, which `detach` drops."""
+    if not inside_forward_mode():
+        return x.detach()
+    with torch.no_grad():
+        return x.clone()

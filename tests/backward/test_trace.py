@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.nn.utils import parametrizations, parametrize
 
-from fixpoint import FixedPoint, Implicit, Phantom, Picard, Reversible, Unrolled
+from fixpoint import FixedPoint, Implicit, Newton, Phantom, Picard, Reversible, Unrolled
 from fixpoint.tracing import closure_convert
 
 D = torch.float64
@@ -132,6 +132,19 @@ def test_torch_func_inside_phi_and_forward_mode_around_the_solve(name, tracking)
     exact = jvp(solved, (W,), (torch.ones_like(W),))[1]
     with torch.set_grad_enabled(tracking):
         torch.testing.assert_close(push(solved)(W), exact, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("tracking", [True, False])
+@pytest.mark.parametrize("solver", [steps(80), Picard(**TIGHT), Newton(**TIGHT)], ids=repr)
+def test_autograd_inside_phi_and_forward_mode_around_the_solve(solver, tracking):
+    def solved(name):
+        phi_of, layer = NESTED[name], FixedPoint(solver, Unrolled())
+        return lambda W: layer(phi_of(W), torch.zeros_like(X)).z
+
+    W = torch.tensor([[0.3, 0.1], [0.1, 0.2]], dtype=D)
+    exact = push(solved("grad"))(W)
+    with torch.set_grad_enabled(tracking):
+        torch.testing.assert_close(push(solved("autograd.grad"))(W), exact, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
