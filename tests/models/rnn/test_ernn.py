@@ -272,8 +272,8 @@ def test_a_sequence_longer_than_timesteps_is_refused():
     assert layer(torch.randn(2, 2, 3))[0].shape == (2, 2, 5)
     with pytest.raises(
         ValueError,
-        match=r"eta has 4 rows \(timesteps=4\) but t=4 was asked for; build InexactNewton with a "
-        r"larger timesteps, or timesteps=None to share eta over time",
+        match=r"eta has 4 rows \(timesteps=4\) but t=4 was asked for, time step number 5; build "
+        r"InexactNewton with a larger timesteps, or timesteps=None to share eta over time",
     ):
         layer(torch.randn(5, 2, 3))
     assert ERNN(3, 5)(torch.randn(500, 2, 3))[0].shape == (500, 2, 5)
