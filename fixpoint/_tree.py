@@ -228,16 +228,20 @@ def _as_complex(part: Tensor) -> Tensor:
     return torch.complex(pairs[..., 0], pairs[..., 1])
 
 
+def no_tensor(name: str, leaf: Any) -> TypeError:
+    """Return what to raise for a leaf of z0, or of another tree of tensors, that is none."""
+    remedy = f"the map comes before {name}" if callable(leaf) else "torch.as_tensor makes one"
+    return TypeError(
+        f"{name} must be a tensor, or a tree of tensors; it holds {torch.typename(leaf)}: {remedy}"
+    )
+
+
 def _check_leaves(leaves: list[Any], batched: bool) -> None:
     if not leaves:
         raise ValueError("z0 must hold at least one tensor; it holds none")
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
-            remedy = "the map comes before z0" if callable(leaf) else "torch.as_tensor makes one"
-            raise TypeError(
-                f"z0 must be a tensor, or a tree of tensors; it holds {torch.typename(leaf)}: "
-                f"{remedy}"
-            )
+            raise no_tensor("z0", leaf)
         if not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
             raise TypeError(
                 f"z0 must be a floating-point or complex tensor, not {leaf.dtype}: pass "

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fixpoint._torch import tree_leaves, tree_map
-from fixpoint._tree import Tree
+from fixpoint._tree import Tree, no_tensor
 from fixpoint._validation import at_least, names_options
 from fixpoint.backward import Backward, Phantom
 from fixpoint.failure import FailedRows, OnFailure
@@ -217,10 +217,7 @@ class DEQ(nn.Module):
             return tree_map(torch.zeros_like, x)
         leaf = tree_leaves(x)[0]
         if not isinstance(leaf, Tensor):
-            raise TypeError(
-                f"x must be a tensor, or a tree of tensors; it holds {torch.typename(leaf)}: "
-                "torch.as_tensor makes one"
-            )
+            raise no_tensor("x", leaf)
         return leaf.new_zeros(*leaf.shape[: int(batched)], self.hidden_size)
 
     def extra_repr(self) -> str:
