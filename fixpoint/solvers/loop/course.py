@@ -406,10 +406,10 @@ class Course:
 
     def _note_active(self) -> None:
         status = self.status
-        self.all_active = bool(status.active.all())
+        self._active_count = count = int(np.count_nonzero(status.active))
+        self.all_active = count == len(status.active)
         self.active = None if self.all_active else self._on_device(status.active)
-        self.done = not status.active.any() or bool(rules.has_enough(self.rules, status))
-        self._active_count = int(np.count_nonzero(status.active))
+        self.done = count == 0 or bool(rules.has_enough(self.rules, status))
         solved = (status.r <= 1) & ~status.nonfinite
         self._only_solved_end = self.options.stop_when is None and bool(
             (status.active | solved).all()
