@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from fixpoint.data.augmentation import check_vectors, random_rotations, rotate
+from fixpoint.data.augmentation import (
+    check_image,
+    check_vectors,
+    move,
+    random_moves,
+    random_rotations,
+    rotate,
+)
 from fixpoint.data.bptt import stream_batches
 from fixpoint.data.custom import load
 from fixpoint.data.dataset import Dataset, Kind
@@ -25,6 +32,7 @@ __all__ = [
     "Dataset",
     "Kind",
     "Normalization",
+    "check_image",
     "check_vectors",
     "drop_nonfinite",
     "find_normalization",
@@ -32,8 +40,10 @@ __all__ = [
     "in_units",
     "load",
     "load_dataset",
+    "move",
     "normalize",
     "normalize_by",
+    "random_moves",
     "random_rotations",
     "rotate",
     "stream_batches",

@@ -1,4 +1,4 @@
-"""Random rotations of the sensor frame, an augmentation for other orientations of the sensor."""
+"""Random changes of training windows: rotations of the sensor frame, moves of an image."""
 
 from __future__ import annotations
 
@@ -60,6 +60,41 @@ def rotate(
     return x @ change
 
 
+def random_moves(count: int, pixels: int, *, generator: torch.Generator) -> Tensor:
+    """Return rows and columns to move images by, int64 (count, 2), each of -pixels ... pixels
+    equally likely.
+
+    >>> random_moves(100, 2, generator=torch.Generator().manual_seed(0)).unique().tolist()
+    [-2, -1, 0, 1, 2]
+    """
+    return torch.randint(-pixels, pixels + 1, (count, 2), generator=generator)
+
+
+def move(x: Tensor, image: tuple[int, int], moves: Tensor) -> Tensor:
+    """Move each image down and to the right; zeros come in where it leaves.
+
+    Args:
+        x: images as sequences of their pixels, row by row, (B, T, d) of any dtype.
+        image: rows and columns, as in `Dataset.image`; T is their product.
+        moves: of each image, int64 (B, 2): rows down, columns to the right.
+
+    Returns:
+        Sequences (B, T, d), a new tensor.
+
+    >>> x = torch.tensor([[1, 2, 3, 4, 5, 6]]).unsqueeze(-1)  # 1 2 3 over 4 5 6
+    >>> move(x, (2, 3), torch.tensor([[1, -1]])).flatten().tolist()
+    [0, 0, 0, 2, 3, 0]
+    """
+    places: list[Tensor] = []  # where the pixels of each row, and of each column, come from
+    for size, by in zip(image, moves.to(x.device).unbind(1), strict=True):
+        places.append(torch.arange(size, device=x.device) - by.unsqueeze(1))
+    rows, columns = places[0].unsqueeze(2), places[1].unsqueeze(1)
+    whole = (rows >= 0) & (rows < image[0]) & (columns >= 0) & (columns < image[1])
+    source = (rows * image[1] + columns).where(whole, 0).flatten(1).unsqueeze(2)
+    moved = x.gather(1, source.expand(x.shape))
+    return moved.where(whole.flatten(1).unsqueeze(2), 0)
+
+
 def check_vectors(dataset: Dataset) -> None:
     """Raise unless the data have vectors in their original units, which `rotate` needs.
 
@@ -74,4 +109,23 @@ def check_vectors(dataset: Dataset) -> None:
             f"training.rotate turns vectors of three channels in their original units, and "
             f"{dataset.name} has none: use har2, har6, har2-sample or dsa19, not normalized or "
             "with normalize(..., late=True), or set training.rotate to 0"
+        )
+
+
+def check_image(dataset: Dataset) -> None:
+    """Raise unless the data are images in their original units, which `move` needs.
+
+    Raises:
+        ValueError: they are not, or `normalize` has changed them.
+
+    >>> from fixpoint.data import load_dataset
+    >>> check_image(load_dataset("har2-sample"))
+    Traceback (most recent call last):
+    ValueError: training.move moves images, of which each time step is a pixel, ...
+    """
+    if not dataset.image:
+        raise ValueError(
+            f"training.move moves images, of which each time step is a pixel, and {dataset.name} "
+            "has none: use pixel-mnist, or a Dataset with `image`, not normalized or with "
+            "normalize(..., late=True), or set training.move to 0"
         )

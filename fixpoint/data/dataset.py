@@ -54,6 +54,9 @@ class Dataset:
             frame of the sensor, as an acceleration is. Stored numbers may be turned by `rotate`.
         sensors: the sensor of each vector, 0, 1, ...; those of one sensor turn alike. Empty: all
             are of one.
+        image: "classification": rows and columns of the image whose pixels, row by row, are the
+            time steps, stored with a background of 0; None where they are none. It may be moved by
+            `move`.
         subset: what is missing of the full data set; empty where it is complete.
         notes: what a user should know of how the data were read; shown by `repr`.
         license: terms of use.
@@ -91,6 +94,7 @@ class Dataset:
     channels: tuple[str, ...] = ()
     vectors: tuple[tuple[int, int, int], ...] = ()
     sensors: tuple[int, ...] = ()
+    image: tuple[int, int] | None = None
     subset: str = ""
     notes: tuple[str, ...] = ()
     license: str
@@ -109,6 +113,7 @@ class Dataset:
                 f"{len(self.channels)} names"
             )
         self._check_vectors()
+        self._check_image()
         self._check_lengths()
         shapes = {part: tuple(getattr(self, f"x_{part}").shape[1:]) for part in self.parts}
         for part, shape in shapes.items():
@@ -217,6 +222,16 @@ class Dataset:
                 f"{self.name}: sensors must be a number >= 0 for each of {len(self.vectors)} "
                 f"vectors, got {self.sensors}"
             )
+
+    def _check_image(self) -> None:
+        steps = self.x_train.shape[1] if self.kind == "classification" else 0
+        if self.image and (len(self.image) != 2 or self.image[0] * self.image[1] != steps):
+            raise ValueError(
+                f"{self.name}: image must be rows and columns, {steps} pixels for as many time "
+                f"steps, got {self.image}"
+            )
+        if self.image and self.lengths_train is not None:
+            raise ValueError(f"{self.name}: an image has all pixels: leave out lengths or image")
 
     def __repr__(self) -> str:
         counts = " + ".join(f"{len(getattr(self, f'y_{part}'))} {part}" for part in self.parts)

@@ -51,8 +51,8 @@ def normalize(
             logarithmic far from it, so that small movements are visible next to large ones.
             1.4826 MAD is the s.d. of a normal distribution, and outliers do not change it. If the
             MAD is 0, the s.d. takes its place.
-        late: keep the stored values in their units and let `inputs` normalize them, so that they
-            can be rotated by `rotate` before.
+        late: keep the stored values in their units and let `inputs` normalize them, so that
+            `rotate` or `move` can change them before.
 
     Raises:
         ValueError: `per` is unknown, there is no finite training window, the data are tokens, which
@@ -96,8 +96,9 @@ def normalize_by(dataset: Dataset, found: Normalization, *, late: bool = False) 
         ]
         values = torch.cat(changed) if changed else getattr(dataset, f"x_{part}")
         stored[f"x_{part}"] = values
-    # Channels that are normalized one by one are not the components of a vector.
-    return replace(dataset, scale=None, shift=None, vectors=(), sensors=(), notes=notes, **stored)
+    # Channels normalized one by one are not the components of a vector; 0 is not the background.
+    plain: dict[str, Any] = {"vectors": (), "sensors": (), "image": None}
+    return replace(dataset, scale=None, shift=None, notes=notes, **plain, **stored)
 
 
 def in_units(dataset: Dataset, x: Tensor) -> Tensor:

@@ -3,9 +3,20 @@
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 from scipy.spatial.transform import Rotation
+from support.factories import make
 
-from fixpoint.data import check_vectors, load_dataset, normalize, random_rotations, rotate
+from fixpoint.data import (
+    check_image,
+    check_vectors,
+    load_dataset,
+    move,
+    normalize,
+    random_moves,
+    random_rotations,
+    rotate,
+)
 
 
 def draw(count, degrees, seed=0):
@@ -72,3 +83,36 @@ def test_data_without_vectors_are_not_rotated(name):
     data = normalize(load_dataset("har2-sample")) if name == "normalized" else load_dataset(name)
     with pytest.raises(ValueError, match=r"training\.rotate turns vectors .* has none"):
         check_vectors(data)
+
+
+def test_random_moves_are_equally_likely_and_a_seed_is_repeatable():
+    draws = [random_moves(9000, 1, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
+    # each of nine 1000 +- 30 times
+    counts = torch.bincount((draws[0][:, 0] + 1) * 3 + draws[0][:, 1] + 1, minlength=9)
+    assert (counts - 1000).abs().max() < 4 * 30
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert random_moves(5, 0, generator=torch.Generator()).abs().max() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_an_image_moves_as_scipy_moves_it(dtype):
+    x = torch.randint(1, 200, (7, 5 * 4, 2), generator=torch.Generator().manual_seed(0)).to(dtype)
+    before = x.clone()
+    moves = torch.tensor([[0, 0], [1, 0], [0, 1], [-1, -2], [3, -3], [4, 0], [-5, 9]])
+    moved = move(x, (5, 4), moves)
+    assert torch.equal(x, before)
+    assert moved.dtype == dtype
+    for b in range(7):
+        image = x[b].view(5, 4, 2).numpy()
+        expected = ndimage.shift(image, (*moves[b].tolist(), 0), order=0, cval=0)
+        assert np.array_equal(moved[b].view(5, 4, 2).numpy(), expected)
+
+
+def test_only_images_in_their_units_are_moved():
+    images = make(image=(2, 3))
+    check_image(images)
+    check_image(normalize(images, late=True))
+    for data in (normalize(images), load_dataset("har2-sample")):
+        with pytest.raises(ValueError, match=f"{data.name} has none: use pixel-mnist"):
+            check_image(data)

@@ -155,6 +155,15 @@ def test_each_vector_has_a_sensor(sensors):
         make(vectors=((0, 1, 2),), sensors=sensors)
 
 
+@pytest.mark.parametrize("image", [(6,), (2, 2), (1, 2, 3)])
+def test_an_image_has_as_many_pixels_as_time_steps(image):
+    with pytest.raises(ValueError, match="toy: image must be rows and columns, 6 pixels for as"):
+        make(image=image)
+    lengths = {"lengths_train": torch.full((N,), T), "lengths_test": torch.full((20,), T)}
+    with pytest.raises(ValueError, match="toy: an image has all pixels"):
+        make(image=(2, 3), **lengths)
+
+
 @pytest.mark.parametrize("vectors", [((0, 1),), ((0, 1, 3),), ((0, 1, 1),), ((0, 1, 2),) * 2])
 def test_vectors_are_triples_of_channels(vectors):
     with pytest.raises(ValueError, match=r"toy: vectors must be triples of different .* 0\.\.2"):

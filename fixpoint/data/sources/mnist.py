@@ -101,6 +101,7 @@ def _digits(name: str, order: np.ndarray | None) -> Dataset:
         y_test=torch.from_numpy(arrays["y_test"].astype(np.int64)),
         classes=tuple("0123456789"),
         scale=torch.tensor(1 / 255),
+        image=(28, 28) if order is None else None,
         license=LICENSE,
         citation=CITATION,
     )

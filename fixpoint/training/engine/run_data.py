@@ -11,7 +11,6 @@ from typing import NamedTuple
 from fixpoint.data import (
     DATASETS,
     Dataset,
-    check_vectors,
     drop_nonfinite,
     find_normalization,
     fingerprint,
@@ -20,6 +19,7 @@ from fixpoint.data import (
     validation_split,
 )
 from fixpoint.data.storage import expand
+from fixpoint.training.engine.augment import augments, check_augmentation
 from fixpoint.training.engine.checkpoint import replace_file
 from fixpoint.training.engine.run_form import InputForm
 from fixpoint.training.recipe.schema import Data, Recipe, Training, Windows
@@ -48,7 +48,7 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
 
     Raises:
         ValueError: the data set is unknown or damaged, or the recipe needs a validation part or
-            vectors to rotate.
+            vectors to rotate, or images to move.
         OSError: its file is not there.
 
     Example:
@@ -69,15 +69,13 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
             f"data.validation={recipe.data.validation} leaves no window of {len(data.x_train)} for "
             f"validation in {data.name}: choose a larger fraction"
         )
-    rotated = recipe.training.rotate > 0
-    if rotated:
-        check_vectors(data)
+    check_augmentation(recipe.training, data)
     if data.kind != "classification":
         return Prepared(data, dropped, InputForm.of(data, None))
     found = find_normalization(data, recipe.data.normalize)
     form = InputForm.of(data, found)
     if recipe.data.normalize != "none":
-        data = normalize_by(data, found, late=rotated)
+        data = normalize_by(data, found, late=augments(recipe.training))
     return Prepared(data, dropped, form)
 
 

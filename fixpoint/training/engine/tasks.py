@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from fixpoint._torch import tree_map
 from fixpoint.analysis import evenly_spaced
-from fixpoint.data import Dataset, check_vectors, random_rotations, rotate, stream_batches
+from fixpoint.data import Dataset, stream_batches
+from fixpoint.training.engine.augment import augment, check_augmentation
 from fixpoint.training.recipe.schema import Training
 
 
@@ -87,26 +88,13 @@ class Classification:
             part = slice(rank, None, world) if weight else slice(1)
             mine = rows[part].to(self.fabric.device)
             x = data.x_train[mine]
-            if self.training.rotate:
-                # Drawn for the whole batch, so that any number of processes draws the same.
-                turns = self._rotations(len(rows), order)[part].to(x.device)
-                x = rotate(x.float(), data.vectors, turns, data.sensors)
+            x = augment(x, data, self.training, count=len(rows), part=part, order=order)
             lengths = () if data.lengths_train is None else (data.lengths_train[mine],)
             logits = model(data.inputs(x), *lengths)
             loss = F.cross_entropy(
                 logits, data.y_train[mine], self.weights, label_smoothing=smoothing
             )
             yield (loss if world == 1 else weight * loss), len(rows)
-
-    def _rotations(self, count: int, order: torch.Generator) -> Tensor:
-        """Return one of each window, (count, 3, 3), or of each of its sensors, (count, sensors, 3,
-        3).
-        """
-        degrees, sensors = self.training.rotate, self.data.sensors
-        if not sensors:
-            return random_rotations(count, degrees, generator=order)
-        each = max(sensors) + 1
-        return random_rotations(count * each, degrees, generator=order).unflatten(0, (count, each))
 
     def score(self, model: nn.Module, part: str) -> Score:
         x, y, lengths = (getattr(self.data, f"{name}_{part}") for name in ("x", "y", "lengths"))
@@ -195,7 +183,7 @@ def make_task(fabric: Fabric, data: Dataset, training: Training) -> DataTask:
     """Return the task that the data set is.
 
     Raises:
-        ValueError: `training.rotate` is asked of data without vectors.
+        ValueError: the recipe rotates vectors or moves images that the data do not have.
 
     Example:
         >>> from fixpoint.training import Recipe, make_task, prepare
@@ -205,8 +193,7 @@ def make_task(fabric: Fabric, data: Dataset, training: Training) -> DataTask:
         >>> type(task).__name__
         'Classification'
     """
-    if training.rotate:
-        check_vectors(data)
+    check_augmentation(training, data)
     kind: Any = LanguageModelling if data.kind == "language-model" else Classification
     return kind(fabric, data, training)
 

@@ -142,6 +142,12 @@ class Training:
         low=0,
         below=181,
     )
+    move: int = key(
+        0,
+        "pixels: each training image is moved by 0 up to as many rows and columns, differently at "
+        "each use",
+        low=0,
+    )
     class_weights: Literal["none", "balanced"] = key(
         "none", "balanced weighs each class in the loss by 1 / its number of training windows"
     )

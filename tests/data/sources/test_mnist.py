@@ -91,7 +91,9 @@ def test_pixels_come_one_by_one(full):
     assert data.x_train.dtype == torch.uint8  # 47 MB, not 188
     x = data.inputs(data.x_test[:5])
     np.testing.assert_allclose(x[..., 0], arrays["x_test"][:5].reshape(5, 784) / 255, rtol=1e-6)
+    assert data.image == (28, 28)
     scaled = normalize(data, "channel")
+    assert scaled.image == (28, 28)  # stored as they were
     x = scaled.inputs(scaled.x_train).double()
     assert x.mean().abs() < 1e-5
     assert (x.std() - 1).abs() < 1e-5
@@ -108,6 +110,7 @@ def test_one_order_for_all_digits(full):
     data, plain = load_dataset("permuted-mnist"), load_dataset("pixel-mnist")
     assert permutation_of(data.x_train[::50], plain.x_train[::50])
     assert permutation_of(data.x_test[::50], plain.x_test[::50])
+    assert data.image is None
     joined = torch.cat([data.x_train[::50], data.x_test[::50]])
     assert permutation_of(joined, torch.cat([plain.x_train[::50], plain.x_test[::50]]))
     assert not torch.equal(data.x_test[:9], plain.x_test[:9])

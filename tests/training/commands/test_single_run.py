@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +127,22 @@ def test_rotated_data_keep_their_units():
     assert data.inputs(data.x_test).median().abs() < 0.1
     plain, *_ = prepare(Recipe().changed(normalize="asinh"))
     torch.testing.assert_close(data.inputs(raw.x_test), plain.x_test, rtol=1e-4, atol=1e-5)
+
+
+def test_moved_images_keep_their_units(sample):
+    images = replace(sample, image=(8, 16))
+    data, *_ = prepare(Recipe().changed(move=2), images)
+    assert data.image == (8, 16)
+    assert torch.equal(data.x_train, sample.x_train)
+    plain, *_ = prepare(Recipe(), images)
+    assert plain.image is None
+    torch.testing.assert_close(data.inputs(data.x_test), plain.x_test, rtol=1e-4, atol=1e-4)
+
+
+def test_what_has_no_image_is_not_moved(sample):
+    for data in (sample, load_dataset("toy-walks")):
+        with pytest.raises(ValueError, match=f"{data.name} has none: use pixel-mnist"):
+            prepare(Recipe().changed(move=1), data)
 
 
 def test_what_has_no_vectors_is_not_rotated(text):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,6 +47,7 @@ CASES = {
         **{"validation": 0.3, "weight_dropout": 0.2},
     },
     "rotated": {"batch_size": 16, "rotate": 30},
+    "moved": {"batch_size": 16, "move": 1},
     "text": {"batch_size": 4, "bptt": 9, "output_dropout": 0.5, "model": "lstm", "clip": 0.1},
 }
 
@@ -55,7 +57,10 @@ CASES = {
 def test_a_stopped_training_continues_bit_for_bit(tmp_path, request, name, stop):
     recipe = Recipe().changed(**SMALL, **CASES[name])
     part = "held_out" if recipe.data.validation else "tiny"
-    data = request.getfixturevalue({"text": "text", "rotated": "late"}.get(name, part))
+    fixtures = {"text": "text", "rotated": "late", "moved": "late"}
+    data = request.getfixturevalue(fixtures.get(name, part))
+    if name == "moved":
+        data = replace(data, image=(4, 4))
     whole, history = train(tmp_path / "whole", data, recipe)
     train(tmp_path / "parts", data, recipe, epochs=stop)
     torch.rand(5)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fixpoint.data import random_rotations
+from fixpoint.data import move, random_moves, random_rotations
 from fixpoint.models import ERNN, LastStateClassifier
 from fixpoint.training import Epoch, Recipe, evaluate, fit, make_task
 
@@ -163,6 +163,32 @@ def test_each_sensor_of_a_window_turns_by_itself(late):
     turns = random_rotations(2 * 63, 90.0, generator=order).view(63, 2, 3, 3)[:, [1, 0, 1]]
     expected = late.inputs(torch.einsum("bvij,btvj->btvi", turns, x).flatten(2))
     torch.testing.assert_close(seen[0], expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("rotate", [0.0, 90.0])
+def test_images_are_moved_alike_by_any_number_of_processes(late, rotate):
+    """And after they are rotated; two with every other row each see what one sees."""
+    seen, late = {}, replace(late, image=(2, 8))
+    training = Recipe().changed(move=1, rotate=rotate, batch_size=63).training
+    for rank, world in ((0, 1), (0, 2), (1, 2)):
+        task = make_task(Fabric(accelerator="cpu", devices=1), late, training)
+        task.fabric = SimpleNamespace(
+            global_rank=rank, world_size=world, device=torch.device("cpu")
+        )
+
+        def logits(x, key=(rank, world)):
+            seen[key] = x
+            return torch.zeros(len(x), 2)
+
+        list(task.losses(logits, torch.Generator().manual_seed(0)))
+    order = torch.Generator().manual_seed(0)
+    x = late.x_train[torch.randperm(63, generator=order)]
+    if rotate:
+        x = (x.view(63, 48, 3) @ random_rotations(63, 90.0, generator=order).mT).view(x.shape)
+    moved = move(x, (2, 8), random_moves(63, 1, generator=order))
+    torch.testing.assert_close(seen[0, 1], late.inputs(moved), rtol=0, atol=1e-5)
+    for rank in (0, 1):
+        torch.testing.assert_close(seen[rank, 2], seen[0, 1][rank::2], rtol=0, atol=1e-5)
 
 
 def test_data_normalized_already_are_not_rotated(tiny):
