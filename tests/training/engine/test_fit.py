@@ -128,67 +128,50 @@ def test_rotations_are_drawn_after_the_order(late):
     assert equal_parameters(given, plain)
 
 
-@pytest.mark.parametrize("sensors", [(), (1, 0, 1)])
-def test_rotations_do_not_depend_on_the_number_of_processes(late, sensors):
-    """Two processes with every other row each see what one with all rows sees."""
-    seen, late = {}, replace(late, sensors=sensors)
-    for rank, world in ((0, 1), (0, 2), (1, 2)):
-        training = Recipe().changed(rotate=90.0, batch_size=63).training
-        task = make_task(Fabric(accelerator="cpu", devices=1), late, training)
-        task.fabric = SimpleNamespace(
-            global_rank=rank, world_size=world, device=torch.device("cpu")
-        )
-
-        def logits(x, key=(rank, world)):
-            seen[key] = x
-            return torch.zeros(len(x), 2)
-
-        list(task.losses(logits, torch.Generator().manual_seed(0)))
-    for rank in (0, 1):
-        torch.testing.assert_close(seen[rank, 2], seen[0, 1][rank::2], rtol=0, atol=1e-5)
-
-
-def test_each_sensor_of_a_window_turns_by_itself(late):
-    late, seen = replace(late, sensors=(1, 0, 1)), []
+def inputs_seen(data, training, rank=0, world=1):
+    """What a process gives its model in an epoch of one batch."""
+    task, seen = make_task(Fabric(accelerator="cpu", devices=1), data, training), []
+    task.fabric = SimpleNamespace(global_rank=rank, world_size=world, device=torch.device("cpu"))
 
     def logits(x):
         seen.append(x)
         return torch.zeros(len(x), 2)
 
-    training = Recipe().changed(rotate=90.0, batch_size=63).training
-    task = make_task(Fabric(accelerator="cpu", devices=1), late, training)
     list(task.losses(logits, torch.Generator().manual_seed(0)))
+    (x,) = seen
+    return x
+
+
+@pytest.mark.parametrize("sensors", [(), (1, 0, 1)])
+@pytest.mark.parametrize("change", [{"rotate": 90.0}, {"move": 1}])
+def test_changes_do_not_depend_on_the_number_of_processes(late, sensors, change):
+    """Two processes with every other row each see what one with all rows sees."""
+    late = replace(late, sensors=sensors, image=(2, 8))
+    training = Recipe().changed(**change, batch_size=63).training
+    whole = inputs_seen(late, training)
+    for rank in (0, 1):
+        part = inputs_seen(late, training, rank, 2)
+        torch.testing.assert_close(part, whole[rank::2], rtol=0, atol=1e-5)
+
+
+def test_each_sensor_of_a_window_turns_by_itself(late):
+    late = replace(late, sensors=(1, 0, 1))
+    seen = inputs_seen(late, Recipe().changed(rotate=90.0, batch_size=63).training)
     order = torch.Generator().manual_seed(0)
     x = late.x_train[torch.randperm(63, generator=order)].unflatten(2, (3, 3))
     turns = random_rotations(2 * 63, 90.0, generator=order).view(63, 2, 3, 3)[:, [1, 0, 1]]
     expected = late.inputs(torch.einsum("bvij,btvj->btvi", turns, x).flatten(2))
-    torch.testing.assert_close(seen[0], expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(seen, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("rotate", [0.0, 90.0])
-def test_images_are_moved_alike_by_any_number_of_processes(late, rotate):
-    """And after they are rotated; two with every other row each see what one sees."""
-    seen, late = {}, replace(late, image=(2, 8))
-    training = Recipe().changed(move=1, rotate=rotate, batch_size=63).training
-    for rank, world in ((0, 1), (0, 2), (1, 2)):
-        task = make_task(Fabric(accelerator="cpu", devices=1), late, training)
-        task.fabric = SimpleNamespace(
-            global_rank=rank, world_size=world, device=torch.device("cpu")
-        )
-
-        def logits(x, key=(rank, world)):
-            seen[key] = x
-            return torch.zeros(len(x), 2)
-
-        list(task.losses(logits, torch.Generator().manual_seed(0)))
+def test_images_are_moved_after_they_are_rotated(late):
+    late = replace(late, image=(2, 8))
+    seen = inputs_seen(late, Recipe().changed(move=1, rotate=90.0, batch_size=63).training)
     order = torch.Generator().manual_seed(0)
     x = late.x_train[torch.randperm(63, generator=order)]
-    if rotate:
-        x = (x.view(63, 48, 3) @ random_rotations(63, 90.0, generator=order).mT).view(x.shape)
+    x = (x.view(63, 48, 3) @ random_rotations(63, 90.0, generator=order).mT).view(x.shape)
     moved = move(x, (2, 8), random_moves(63, 1, generator=order))
-    torch.testing.assert_close(seen[0, 1], late.inputs(moved), rtol=0, atol=1e-5)
-    for rank in (0, 1):
-        torch.testing.assert_close(seen[rank, 2], seen[0, 1][rank::2], rtol=0, atol=1e-5)
+    torch.testing.assert_close(seen, late.inputs(moved), rtol=0, atol=1e-5)
 
 
 def test_data_normalized_already_are_not_rotated(tiny):
