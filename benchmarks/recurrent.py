@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fixpoint.models import (
     GRU,
     LSTM,
+    RNN,
     fused_scan,
     gated_scan,
     gated_scan_reference,
@@ -67,7 +68,7 @@ def cpu(seconds: float, figures: Figures) -> None:
             for cell in ("FastGRNN", "UGRNN"):
                 pairs = ((best[f"{cell}{x}"], best[f"{cell} plain{x}"]) for x in ("", " inference"))
                 print(f"  {cell} against its plain loop:", *(f"{a / b:.2f}x" for a, b in pairs))
-            for kind in ("GRU", "LSTM"):
+            for kind in ("RNN", "GRU", "LSTM"):
                 pairs = ((best[f"{kind}{x}"], best[f"nn.{kind}{x}"]) for x in ("", " inference"))
                 print(f"  {kind} against torch's:", *(f"{a / b:.2f}x" for a, b in pairs))
             fraction = best_rate_fraction(shape, best)
@@ -122,9 +123,10 @@ def runs(B: int, T: int, d: int, n: int, *, gated: bool = True) -> dict[str, Run
         "fused, last state": ours_layer(T, B, d, n, last_only=True),
         "fused, recompute": ours_layer(T, B, d, n, recompute=True),
         "plain loop": ours_layer(T, B, d, n, plain=True),
-        "nn.RNN relu": torch_layer(nn.RNN(d, n, nonlinearity="relu")),
+        "nn.RNN": torch_layer(nn.RNN(d, n, nonlinearity="relu")),
         "nn.GRU": torch_layer(nn.GRU(d, n)),
         "nn.LSTM": torch_layer(nn.LSTM(d, n)),
+        "RNN": torch_layer(RNN(d, n, nonlinearity="relu")),
         "GRU": torch_layer(GRU(d, n)),
         "LSTM": torch_layer(LSTM(d, n)),
     }

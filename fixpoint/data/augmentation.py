@@ -121,11 +121,11 @@ def check_image(dataset: Dataset) -> None:
     >>> from fixpoint.data import load_dataset
     >>> check_image(load_dataset("har2-sample"))
     Traceback (most recent call last):
-    ValueError: training.move moves images, of which each time step is a pixel, ...
+    ValueError: training.move moves images whose pixels are the time steps, and har2-sample ...
     """
     if not dataset.image:
         raise ValueError(
-            f"training.move moves images, of which each time step is a pixel, and {dataset.name} "
-            "has none: use pixel-mnist, or a Dataset with `image`, not normalized or with "
+            f"training.move moves images whose pixels are the time steps, and {dataset.name} has "
+            "none: use pixel-mnist, or a Dataset with `image`, not normalized or with "
             "normalize(..., late=True), or set training.move to 0"
         )

@@ -187,7 +187,7 @@ _READERS: dict[Any, Callable[..., Recurrence]] = {
     FastRNN: _fastrnn,
     FastGRNN: _fastgrnn,
     UGRNN: _ugrnn,
-    nn.RNN: _rnn,
+    (nn.RNN, models.RNN): _rnn,
     (nn.GRU, models.GRU): _gru,
     (nn.LSTM, models.LSTM): _lstm,
 }

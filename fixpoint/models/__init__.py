@@ -29,7 +29,7 @@ from fixpoint.models.rnn.fastgrnn import FastGRNN, FastGRNNCell
 from fixpoint.models.rnn.fastrnn import FastRNN, FastRNNCell
 from fixpoint.models.rnn.scan import Trajectory, check_compatible, scan
 from fixpoint.models.rnn.spectral import SpectralRNN, SpectralRNNCell
-from fixpoint.models.rnn.torch_layers import GRU, LSTM
+from fixpoint.models.rnn.torch_layers import GRU, LSTM, RNN
 from fixpoint.models.rnn.ugrnn import UGRNN, UGRNNCell
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "GRU",
     "LSTM",
     "MAPS",
+    "RNN",
     "UGRNN",
     "ERNNCell",
     "EURNNCell",

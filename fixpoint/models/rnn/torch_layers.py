@@ -1,4 +1,4 @@
-"""torch.nn.GRU and torch.nn.LSTM with fused kernels: the same weights, arguments and results."""
+"""torch.nn.RNN, GRU and LSTM with fused kernels: the same weights, arguments and results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fixpoint._messages import unknown_name
 from fixpoint._torch import is_exporting, is_ordinary, is_symbol, scan
 from fixpoint._validation import boolean
 from fixpoint.models.ops.common.plan import CallPlan, make_plan
-from fixpoint.models.ops.recurrence import gru, lstm
+from fixpoint.models.ops.recurrence import gru, leaky, lstm
 from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options
 from fixpoint.models.rnn.base_cell import IMPLEMENTATIONS, Span, not_fused
 from fixpoint.models.rnn.scan import mask_nonfinite
@@ -23,6 +23,8 @@ class _Fused(Stack):
     """A layer of torch.nn whose states come from a fused operation where one applies."""
 
     operation: ClassVar[FusedRecurrence[Any]]
+    nonlinearity: str = "tanh"
+    """Of the new state, or of the candidate."""
 
     def _choose(self, implementation: str) -> None:
         if implementation not in IMPLEMENTATIONS:
@@ -96,7 +98,13 @@ class _Fused(Stack):
 
     def _bias(self, inner: Tensor, recurrent: Tensor) -> Tensor:
         """Return the bias of the operation from the two of torch."""
-        raise NotImplementedError
+        return inner + recurrent
+
+    def _inputs(
+        self, x: Tensor, W: Tensor, bias: Tensor | None, V: Tensor, start: tuple[Tensor, ...]
+    ) -> Any:
+        """Return the inputs of the operation."""
+        return self.operation.inputs(x, W, bias, V, *start)
 
     def _step(self, x: Tensor, states: States, *weights: Tensor | None) -> States:
         """Make one time step of torch's own cell."""
@@ -117,8 +125,8 @@ class _Fused(Stack):
         bias = None if inner is None or recurrent is None else self._bias(inner, recurrent)
         count = self.tensors_of_state
         x, first, good = mask_nonfinite(x, start[0] if count == 1 else torch.cat(start, 1))
-        inputs = self.operation.inputs(x, W, bias, V, *first.chunk(count, 1))
-        options = Options("tanh", span.last_only, False, span.others)
+        inputs = self._inputs(x, W, bias, V, first.chunk(count, 1))
+        options = Options(self.nonlinearity, span.last_only, False, span.others)
         found = self.operation.run(inputs, options)[1]  # as `_why_not` has allowed
         if good is not None:
             last, whole = good[-1].unsqueeze(-1), good.unsqueeze(-1)
@@ -132,10 +140,10 @@ class _Fused(Stack):
         return found[0], found[1:]
 
 
-class GRU(_Fused, nn.GRU):
-    """torch.nn.GRU, fused: arguments, weights and results are the same, the speed is not.
+class RNN(_Fused, nn.RNN):
+    """torch.nn.RNN, fused: arguments, weights and results are the same, the speed is not.
 
-    `load_state_dict` takes the weights of a torch.nn.GRU and gives them back. On the CPU the whole
+    `load_state_dict` takes the weights of a torch.nn.RNN and gives them back. On the CPU the whole
     sequence is one operation, as in all layers here; on other devices, exported, under torch.func
     and autocast it is torch's own. torch.compile leaves it out of its graph, as it does torch's.
     A sample with a NaN has no part in any gradient.
@@ -143,6 +151,66 @@ class GRU(_Fused, nn.GRU):
     Args:
         implementation: "auto", "fused", which raises with the reason where the fused path does not
             apply, or "reference", torch's own.
+        options: all others are those of torch.nn.RNN, with its defaults.
+
+    Source: Elman (1990), Finding structure in time.
+
+    Example:
+        >>> import torch
+        >>> from fixpoint.models import RNN
+        >>> theirs, ours = torch.nn.RNN(3, 8), RNN(3, 8)
+        >>> _ = ours.load_state_dict(theirs.state_dict())
+        >>> x = torch.randn(5, 2, 3)
+        >>> torch.allclose(ours(x)[0], theirs(x)[0], atol=1e-6)
+        True
+    """
+
+    operation = leaky.LEAKY
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        implementation: str = "auto",
+    ) -> None:
+        where: Any = {"device": device, "dtype": dtype}
+        options = bias, batch_first, dropout, boolean(bidirectional=bidirectional)
+        super().__init__(input_size, hidden_size, num_layers, nonlinearity, *options, **where)
+        self._choose(implementation)
+
+    def forward(self, x: Tensor | PackedSequence, hx: Tensor | None = None) -> tuple[Any, Tensor]:
+        found = self._states(x, None if hx is None else (hx,))
+        if found is None:
+            return super().forward(x, hx)
+        return found[0], found[1][0]
+
+    def _inputs(
+        self, x: Tensor, W: Tensor, bias: Tensor | None, V: Tensor, start: tuple[Tensor, ...]
+    ) -> Any:
+        leak = x.new_zeros(len(x), 1)
+        return self.operation.inputs(x, W, bias, V, leak, leak + 1, *start)
+
+    def _step(self, x: Tensor, states: States, *weights: Any) -> States:
+        cell = torch.rnn_relu_cell if self.nonlinearity == "relu" else torch.rnn_tanh_cell
+        return (cell(x, states[0], *weights),)
+
+
+class GRU(_Fused, nn.GRU):
+    """torch.nn.GRU, fused: arguments, weights and results are the same, the speed is not.
+
+    See `RNN`.
+
+    Args:
+        implementation: see `RNN`.
         options: all others are those of torch.nn.GRU, with its defaults.
 
     Source: Cho et al. (2014), Learning phrase representations using RNN encoder-decoder for
@@ -196,10 +264,10 @@ class GRU(_Fused, nn.GRU):
 class LSTM(_Fused, nn.LSTM):
     """torch.nn.LSTM, fused: arguments, weights and results are the same, the speed is not.
 
-    See `GRU`; with a `proj_size` it is torch's own.
+    See `RNN`; with a `proj_size` it is torch's own.
 
     Args:
-        implementation: see `GRU`.
+        implementation: see `RNN`.
         options: all others are those of torch.nn.LSTM, with its defaults.
 
     Source: Hochreiter, Schmidhuber (1997), Long short-term memory.
@@ -243,9 +311,6 @@ class LSTM(_Fused, nn.LSTM):
             return super().forward(x, hx)
         h, c = found[1]
         return found[0], (h, c)
-
-    def _bias(self, inner: Tensor, recurrent: Tensor) -> Tensor:
-        return inner + recurrent
 
     def _step(self, x: Tensor, states: States, *weights: Any) -> States:
         return torch.lstm_cell(x, states, *weights)

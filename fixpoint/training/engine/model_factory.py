@@ -20,6 +20,7 @@ from fixpoint.models import (
     GRU,
     LSTM,
     MAPS,
+    RNN,
     UGRNN,
     EquilibriumMap,
     FastGRNN,
@@ -115,7 +116,7 @@ def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
 
 LAYERS: dict[str, Layer] = {
     "ernn": Layer(_ernn, tuple(name for name in OWN if name not in ("reflections", "capacity"))),
-    "rnn": _standard(nn.RNN, nonlinearity="nonlinearity"),
+    "rnn": _standard(RNN, nonlinearity="nonlinearity"),
     "lstm": _standard(LSTM),
     "gru": _standard(GRU),
     "fastrnn": _standard(FastRNN, nonlinearity="nonlinearity", rank="rank"),

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize, prune
 
 import fixpoint
 from fixpoint import Anderson, Implicit
-from fixpoint.models import ERNN, GRU, LSTM, UGRNN, FastGRNN, FastRNN, ManifoldMap
+from fixpoint.models import ERNN, GRU, LSTM, RNN, UGRNN, FastGRNN, FastRNN, ManifoldMap
 from fixpoint.models.ops.common.dispatch import has_numba
 
 PACKAGE = fixpoint.__path__[0]
@@ -31,6 +31,7 @@ FORWARD = {
     UGRNN: 37,
     ERNN: 45,
     equilibrium: 59,
+    RNN: 45,
     GRU: 48,
     LSTM: 52,
 }

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
-from fixpoint.models import ERNN, GRU, LSTM, UGRNN, FastGRNN, FastRNN, LastStateClassifier
+from fixpoint.models import ERNN, GRU, LSTM, RNN, UGRNN, FastGRNN, FastRNN, LastStateClassifier
 
 T, B, d, n = 5, 3, 4, 6
 # Products with the state and with x in one time step.
-GATES = {ERNN: 1, FastRNN: 1, FastGRNN: 1, UGRNN: 2, GRU: 3, LSTM: 4}
+GATES = {ERNN: 1, FastRNN: 1, FastGRNN: 1, UGRNN: 2, RNN: 1, GRU: 3, LSTM: 4}
 
 
 @pytest.mark.parametrize("kind", GATES)

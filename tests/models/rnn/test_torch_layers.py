@@ -1,4 +1,4 @@
-"""GRU and LSTM against those of torch.nn: values, gradients, layouts.
+"""RNN, GRU and LSTM against those of torch.nn: values, gradients, layouts.
 
 Specifies: fixpoint.models.rnn.torch_layers.
 """
@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from fixpoint.models import GRU, LSTM
+from fixpoint.models import GRU, LSTM, RNN
 from fixpoint.models.ops.common import dispatch
 
-PAIRS = {"gru": (nn.GRU, GRU), "lstm": (nn.LSTM, LSTM)}
+PAIRS = {"rnn": (nn.RNN, RNN), "gru": (nn.GRU, GRU), "lstm": (nn.LSTM, LSTM)}
 
 
 @pytest.fixture(params=["numba", "torch"])
@@ -21,7 +21,7 @@ def kernels(request, monkeypatch):
     """Each kernel module, with new buffers full of NaN, so that a read before a write shows."""
     if request.param == "numba" and not dispatch.has_numba():
         pytest.skip("needs numba")
-    module = dispatch.module("gru", f"{request.param}_kernels")
+    module = dispatch.module("gru", f"{request.param}_kernels")  # of all recurrences
     monkeypatch.setattr(dispatch, "backend", lambda name, h: module)
     empty = dispatch.empty
     monkeypatch.setattr(dispatch, "empty", lambda *args: empty(*args).fill_(torch.nan))
@@ -99,6 +99,16 @@ def test_packed_sequences_equal_torch(kind):
     packed = pack_sequence(parts, enforce_sorted=False)
     hx = states(kind, 4, 3, 5)
     assert_same(outcome(ours, packed, hx), outcome(theirs, packed, hx))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_relu_equals_torch():
+    theirs, ours = both("rnn", 3, 17, 2, nonlinearity="relu", bidirectional=True)
+    x = torch.randn(5, 3, 3, dtype=torch.float64).requires_grad_()
+    hx = states("rnn", 4, 3, 17)
+    assert_same(outcome(ours, x, hx), outcome(theirs, x, hx))
+    with pytest.raises(ValueError, match="Unknown nonlinearity 'sigmoid'"):
+        RNN(3, 4, nonlinearity="sigmoid")
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -196,8 +206,8 @@ def test_what_torch_refuses(kind):
 @pytest.mark.parametrize("place", ["x", "h", "c"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_sample_that_is_not_finite_has_no_state_and_no_gradient(kind, place, value):
-    if place == "c" and kind == "gru":
-        pytest.skip("a GRU has no c")
+    if place == "c" and kind != "lstm":
+        pytest.skip("it has no c")
     _, ours = both(kind, 3, 4, 2)
     x = torch.randn(5, 3, 3, dtype=torch.float64)
     given = [v.detach() for v in tensors(states(kind, 2, 3, 4))]
@@ -220,12 +230,14 @@ def test_a_sample_that_is_not_finite_has_no_state_and_no_gradient(kind, place, v
 @pytest.mark.parametrize("implementation", ["auto", "reference"])
 def test_states_of_another_kind_are_named(implementation):
     x, h = torch.zeros(4, 2, 3), torch.zeros(1, 2, 5)
-    lstm, gru = (make(3, 5, implementation=implementation) for make in (LSTM, GRU))
+    lstm, *others = (make(3, 5, implementation=implementation) for make in (LSTM, GRU, RNN))
     pair = r"hx must be a pair of tensors, \(h_0, c_0\); got "
     for hx, given in ((h, "torch.FloatTensor"), ((h,), "tuple"), ((h, h.numpy()), "tuple")):
         with pytest.raises(TypeError, match=pair + given):
             lstm(x, hx)
-    for hx, given in (((h, h), "tuple"), (h.numpy(), "numpy.ndarray")):
+    for layer, (hx, given) in itertools.product(
+        others, [((h, h), "tuple"), (h.numpy(), "numpy.ndarray")]
+    ):
         with pytest.raises(TypeError, match=f"hx must be a tensor, h_0; got {given}"):
-            gru(x, hx)
+            layer(x, hx)
     assert lstm(x, [h, h])[0].shape == (4, 2, 5)

@@ -28,6 +28,7 @@ from fixpoint.models import (
     EURNN,
     GRU,
     LSTM,
+    RNN,
     UGRNN,
     FastGRNN,
     FastRNN,
@@ -56,10 +57,11 @@ LAYERS = {
     "ugrnn": UGRNN,
     "spectral": SpectralRNN,
     "eurnn": EURNN,
+    "rnn": RNN,
     "gru": GRU,
     "lstm": LSTM,
 }
-OURS = [name for name in LAYERS if name not in ("gru", "lstm")]
+OURS = [name for name in LAYERS if name not in ("rnn", "gru", "lstm")]
 SINGLE = {"dtype": torch.float64}
 
 
@@ -250,7 +252,9 @@ def test_deferred_initialization_of_sharded_steps(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("kind", [FastRNN, FastGRNN, UGRNN, SpectralRNN, EURNN, ERNN, GRU, LSTM])
+@pytest.mark.parametrize(
+    "kind", [FastRNN, FastGRNN, UGRNN, SpectralRNN, EURNN, ERNN, RNN, GRU, LSTM]
+)
 def test_skip_init(kind):
     layer = skip_init(kind, 3, 4, dtype=torch.float64)
     assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("cpu", torch.float64)}
@@ -416,7 +420,7 @@ def test_packed_sequences_wherever_a_sequence_is_taken(make, batch_first, bidire
     parts = [sample(T, 3, seed=T) for T in (2, 5, 3)]
     packed = pack_sequence(parts, enforce_sorted=False)
     ends = [layer(part)[0][-1] for part in parts]
-    if not isinstance(layer, (GRU, LSTM)):
+    if not isinstance(layer, (RNN, GRU, LSTM)):
         torch.testing.assert_close(layer.last_output(packed), torch.stack(ends))
     if batch_first:
         n = 8 if bidirectional else 4
