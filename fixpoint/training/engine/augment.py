@@ -28,12 +28,19 @@ def check_augmentation(training: Training, data: Dataset) -> None:
     """Raise unless the data have what the recipe changes.
 
     Raises:
-        ValueError: there are no vectors to rotate, or no images to move.
+        ValueError: there are no vectors to rotate, no images to move, or these would be moved out
+            of sight.
     """
     if training.rotate:
         check_vectors(data)
     if training.move:
         check_image(data)
+        rows, columns = image = cast("tuple[int, int]", data.image)
+        if training.move >= min(image):
+            raise ValueError(
+                f"training.move must be less than {min(image)}, as the images of {data.name} have "
+                f"{rows} x {columns} pixels; got {training.move}"
+            )
 
 
 def augment(

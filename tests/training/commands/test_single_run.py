@@ -145,6 +145,13 @@ def test_what_has_no_image_is_not_moved(sample):
             prepare(Recipe().changed(move=1), data)
 
 
+def test_images_are_not_moved_out_of_sight(sample):
+    images = replace(sample, image=(8, 16))
+    prepare(Recipe().changed(move=7), images)
+    with pytest.raises(ValueError, match="must be less than 8, as .* have 8 x 16 pixels; got 8"):
+        prepare(Recipe().changed(move=8), images)
+
+
 def test_what_has_no_vectors_is_not_rotated(text):
     with pytest.raises(ValueError, match="toy-walks has none"):
         prepare(Recipe().changed(dataset="toy-walks", rotate=5))
