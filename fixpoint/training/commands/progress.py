@@ -31,7 +31,7 @@ from fixpoint.training.recipe.names import SOLVERS, short_name
 from fixpoint.training.recipe.schema import Recipe
 from fixpoint.training.results.aggregate import mean_and_sd
 
-COMPILED = ("ernn", "fastrnn", "fastgrnn", "ugrnn", "spectralrnn")
+COMPILED = ("ernn", "fastrnn", "fastgrnn", "ugrnn", "spectralrnn", "rnn", "gru", "lstm")
 """Models whose recurrence numba compiles in the first batch, unless its cache has it."""
 
 WIDE = 150
@@ -66,6 +66,12 @@ class RunProgress:
                 self.console,
                 "This CPU has no bfloat16 instructions, so its products take several times as long "
                 "as float32: --precision 32-true is faster.",
+            )
+        if any(map(_lacks_numba, self.total)):
+            say(
+                self.console,
+                "numba is not installed, without which training on the CPU takes about twice as "
+                "long: pip install 'torch-fixpoint[fast]'",
             )
         if self.bars:
             self.bars.start()
@@ -283,8 +289,16 @@ def _epochs(recipe: Recipe) -> int:
 
 
 def _first_note(recipe: Recipe) -> str:
-    compiled = recipe.model.model in COMPILED and recipe.machine.device == "cpu"
-    return "compiling once" if compiled and find_spec("numba") else ""
+    return "compiling once" if _is_compiled(recipe) and find_spec("numba") else ""
+
+
+def _lacks_numba(recipe: Recipe) -> bool:
+    return _is_compiled(recipe) and not find_spec("numba")
+
+
+def _is_compiled(recipe: Recipe) -> bool:
+    """Tell whether numba compiles the recurrence, where it is installed."""
+    return recipe.model.model in COMPILED and recipe.machine.device == "cpu"
 
 
 def _emulates_bfloat16(recipe: Recipe) -> bool:

@@ -63,9 +63,19 @@ def test_the_first_run_says_that_it_compiles(model, numba):
     assert "compiling once" in printed(recipe, terminal=True)
 
 
+def test_a_slow_training_without_numba_is_said(numba):
+    numba(False)
+    for terminal in (False, True):
+        text = printed(Recipe(), terminal=terminal)
+        assert "numba is not installed, without which training on the CPU takes about" in text
+        assert "pip install 'torch-fixpoint[fast]'" in text
+        assert "ompiling" not in text
+    assert printed(Recipe().changed(device="cuda")) == ""
+
+
 @pytest.mark.parametrize(
     ("installed", "changes"),
-    [(False, {}), (True, {"model": "lstm"}), (True, {"device": "cuda"})],
+    [(False, {"model": "eurnn"}), (True, {"model": "eurnn"}), (True, {"device": "cuda"})],
 )
 def test_nothing_is_said_where_nothing_is_compiled(installed, changes, numba):
     numba(installed)
@@ -77,8 +87,9 @@ def test_nothing_is_said_where_nothing_is_compiled(installed, changes, numba):
 @pytest.mark.parametrize("model", LAYERS)
 def test_the_models_that_compile_are_those_with_a_fused_path(model):
     options = resolve(Recipe().changed(model=model, hidden=4).model)
-    cell = getattr(_layer(options, 3, 5), "l0", None)
-    fused = isinstance(cell, RecurrentCell) and cell.no_fused_path() is None
+    layer = _layer(options, 3, 5)
+    cell = getattr(layer, "l0", None)
+    fused = cell.no_fused_path() is None if isinstance(cell, RecurrentCell) else layer.plan().fused
     assert fused == (model in COMPILED)
 
 
@@ -166,7 +177,7 @@ def test_progress_as_json(monkeypatch):
 
 
 def test_the_epochs_of_a_checkpoint_are_marked():
-    text, recipe = io.StringIO(), Recipe().changed(model="lstm")
+    text, recipe = io.StringIO(), Recipe().changed(model="eurnn")
     with RunProgress(Console(file=text, width=200), [recipe]) as shown:
         shown.advance(recipe, PastEpoch(*epoch(1, 1.0)))
         shown.advance(recipe, epoch(2, 1.0))
