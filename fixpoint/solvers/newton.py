@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from typing_extensions import Unpack
 
 from fixpoint._torch import has_values
@@ -270,7 +271,7 @@ def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> tuple[Tensor, Tensor]:
     A = residual_matrix(J, g.dtype)
     # A second right side shows a null vector of A to which g happens to be orthogonal.
     probe = torch.arange(1, D + 1, dtype=g.dtype, device=J.device).cos().expand_as(g)
-    s, info = torch.linalg.solve_ex(A, torch.stack((g, probe), 2))
+    s, info = _solve_each(A, torch.stack((g, probe), 2))
     s, probed = s[:, :, 0], s[:, :, 1]
     eps = torch.finfo(g.dtype).eps
     with torch.no_grad():
@@ -287,9 +288,26 @@ def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> tuple[Tensor, Tensor]:
         # Solved again without the samples left out, whose zero gradient would meet inf.
         unit = torch.eye(D, dtype=g.dtype, device=J.device)
         safe = torch.where(regular.unsqueeze(2), A, unit)
-        s = torch.linalg.solve_ex(safe, g.unsqueeze(2))[0].squeeze(2)
+        s = _solve_each(safe, g.unsqueeze(2))[0].squeeze(2)
     rest = solve_damped(A, g, eps**0.5 * size[:, 0]) if may_sync else g
     return torch.where(regular, s, rest), regular
+
+
+def _solve_each(A: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the solutions of A s = right, (B, D, m), and LAPACK's info, (B,).
+
+    Some processors' LAPACK rounds a matrix of more than 16 rows by its place in memory: matrices
+    that do not all begin on a boundary of 64 bytes are extended by rows of the unit matrix, so that
+    no bit depends on the place in the batch.
+    """
+    D = A.shape[1]
+    more = -D % 4 if D > 16 else 0
+    if more and A.device.type == "cpu":
+        corner = torch.arange(D + more, device=A.device) >= D
+        A = F.pad(A, (0, more, 0, more)) + corner.to(A.dtype).diag()
+        right = F.pad(right, (0, 0, 0, more))
+    s, info = torch.linalg.solve_ex(A, right)
+    return s[:, :D], info
 
 
 def _forcing(state: NewtonState | None, accepted: Tensor, merit: Tensor) -> Tensor:

@@ -350,7 +350,7 @@ def last_states(solver, W, b):
     return solve(lambda z: torch.tanh((W * z[:, None]).sum(2) + b), torch.zeros_like(b), solver).z
 
 
-@pytest.mark.parametrize("width", [3, 6, 17])
+@pytest.mark.parametrize("width", [3, 6, 17, 38])
 def test_not_one_bit_depends_on_the_place_in_a_batch(build, width):
     """Vectors of a processor take some rows of a batch together, others by themselves."""
     if build.name == "newton-krylov":
