@@ -301,12 +301,12 @@ def _solve_each(A: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     no bit depends on the place in the batch.
     """
     D = A.shape[1]
-    more = -D % 4 if D > 16 else 0
-    if more and A.device.type == "cpu":
-        corner = torch.arange(D + more, device=A.device) >= D
-        A = F.pad(A, (0, more, 0, more)) + corner.to(A.dtype).diag()
-        right = F.pad(right, (0, 0, 0, more))
-    s, info = torch.linalg.solve_ex(A, right)
+    more = -D % 4
+    if D <= 16 or not more or A.device.type != "cpu":
+        return torch.linalg.solve_ex(A, right)
+    corner = torch.arange(D + more) >= D
+    A = F.pad(A, (0, more, 0, more)) + corner.to(A.dtype).diag()
+    s, info = torch.linalg.solve_ex(A, F.pad(right, (0, 0, 0, more)))
     return s[:, :D], info
 
 
