@@ -140,7 +140,18 @@ class _Fused(Stack):
         return found[0], found[1:]
 
 
-class RNN(_Fused, nn.RNN):
+class _OneState(_Fused):
+    """A layer with the states h alone."""
+
+    def forward(self, x: Tensor | PackedSequence, hx: Tensor | None = None) -> tuple[Any, Tensor]:
+        found = self._states(x, None if hx is None else (hx,))
+        if found is None:
+            parent: Any = super()
+            return parent.forward(x, hx)
+        return found[0], found[1][0]
+
+
+class RNN(_OneState, nn.RNN):
     """torch.nn.RNN, fused: arguments, weights and results are the same, the speed is not.
 
     `load_state_dict` takes the weights of a torch.nn.RNN and gives them back. On the CPU the whole
@@ -187,12 +198,6 @@ class RNN(_Fused, nn.RNN):
         super().__init__(input_size, hidden_size, num_layers, nonlinearity, *options, **where)
         self._choose(implementation)
 
-    def forward(self, x: Tensor | PackedSequence, hx: Tensor | None = None) -> tuple[Any, Tensor]:
-        found = self._states(x, None if hx is None else (hx,))
-        if found is None:
-            return super().forward(x, hx)
-        return found[0], found[1][0]
-
     def _inputs(
         self, x: Tensor, W: Tensor, bias: Tensor | None, V: Tensor, start: tuple[Tensor, ...]
     ) -> Any:
@@ -204,7 +209,7 @@ class RNN(_Fused, nn.RNN):
         return (cell(x, states[0], *weights),)
 
 
-class GRU(_Fused, nn.GRU):
+class GRU(_OneState, nn.GRU):
     """torch.nn.GRU, fused: arguments, weights and results are the same, the speed is not.
 
     See `RNN`.
@@ -246,12 +251,6 @@ class GRU(_Fused, nn.GRU):
         options = bias, batch_first, dropout, boolean(bidirectional=bidirectional)
         super().__init__(input_size, hidden_size, num_layers, *options, **where)
         self._choose(implementation)
-
-    def forward(self, x: Tensor | PackedSequence, hx: Tensor | None = None) -> tuple[Any, Tensor]:
-        found = self._states(x, None if hx is None else (hx,))
-        if found is None:
-            return super().forward(x, hx)
-        return found[0], found[1][0]
 
     def _bias(self, inner: Tensor, recurrent: Tensor) -> Tensor:
         n = self.hidden_size
