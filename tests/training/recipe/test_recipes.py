@@ -184,6 +184,12 @@ def test_models_of_a_text_are_trained_alike(model):
             assert getattr(recipe.model, name) == getattr(ernn.model, name)
 
 
+@pytest.mark.parametrize("row", [row for row in TABLES["table2"] if row.dataset == "Pixel-MNIST"])
+def test_models_of_images_are_trained_alike(row):
+    recipe, ernn = load_recipe(row.recipe), load_recipe("pixel-mnist-ernn")
+    assert (recipe.training, recipe.data) == (ernn.training, ernn.data)
+
+
 def test_every_row_of_the_paper_has_a_recipe():
     rows = {row.recipe for table in TABLES.values() for row in table}
     plain = {name for name in known_recipes() if not name.endswith("-paper")}
