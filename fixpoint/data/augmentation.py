@@ -67,6 +67,8 @@ def random_moves(count: int, pixels: int, *, generator: torch.Generator) -> Tens
     >>> random_moves(100, 2, generator=torch.Generator().manual_seed(0)).unique().tolist()
     [-2, -1, 0, 1, 2]
     """
+    if pixels < 0:
+        raise ValueError(f"pixels must be at least 0; got {pixels}")
     return torch.randint(-pixels, pixels + 1, (count, 2), generator=generator)
 
 
@@ -74,17 +76,30 @@ def move(x: Tensor, image: tuple[int, int], moves: Tensor) -> Tensor:
     """Move each image down and to the right; zeros come in where it leaves.
 
     Args:
-        x: images as sequences of their pixels, row by row, (B, T, d) of any dtype.
+        x: images as sequences of their pixels, row by row, (B, T, d): numbers or bool.
         image: rows and columns, as in `Dataset.image`; T is their product.
         moves: of each image, int64 (B, 2): rows down, columns to the right.
 
     Returns:
         Sequences (B, T, d), a new tensor.
 
+    Raises:
+        ValueError: x is not of these shapes, or moves are not (B, 2) integers.
+
     >>> x = torch.tensor([[1, 2, 3, 4, 5, 6]]).unsqueeze(-1)  # 1 2 3 over 4 5 6
     >>> move(x, (2, 3), torch.tensor([[1, -1]])).flatten().tolist()
     [0, 0, 0, 2, 3, 0]
     """
+    if x.dim() != 3 or len(image) != 2 or x.shape[1] != image[0] * image[1]:
+        raise ValueError(
+            f"x must be (B, T, d), with a time step for each pixel of image, a pair; got "
+            f"{tuple(x.shape)} and {image}"
+        )
+    if moves.shape != (len(x), 2) or moves.is_floating_point():
+        raise ValueError(
+            f"moves must be integers, ({len(x)}, 2), a pair for each image; got "
+            f"{tuple(moves.shape)}, {moves.dtype}"
+        )
     places: list[Tensor] = []  # where the pixels of each row, and of each column, come from
     for size, by in zip(image, moves.to(x.device).unbind(1), strict=True):
         places.append(torch.arange(size, device=x.device) - by.unsqueeze(1))
@@ -92,7 +107,7 @@ def move(x: Tensor, image: tuple[int, int], moves: Tensor) -> Tensor:
     whole = (rows >= 0) & (rows < image[0]) & (columns >= 0) & (columns < image[1])
     source = (rows * image[1] + columns).where(whole, 0).flatten(1).unsqueeze(2)
     moved = x.gather(1, source.expand(x.shape))
-    return moved.where(whole.flatten(1).unsqueeze(2), 0)
+    return moved.masked_fill(~whole.flatten(1).unsqueeze(2), 0)
 
 
 def check_vectors(dataset: Dataset) -> None:

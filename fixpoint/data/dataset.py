@@ -224,13 +224,17 @@ class Dataset:
             )
 
     def _check_image(self) -> None:
+        if self.image is None:
+            return
         steps = self.x_train.shape[1] if self.kind == "classification" else 0
-        if self.image and (len(self.image) != 2 or self.image[0] * self.image[1] != steps):
+        sizes = self.image if isinstance(self.image, tuple | list) else ()
+        whole = all(type(size) is int and size > 0 for size in sizes)
+        if len(sizes) != 2 or not whole or sizes[0] * sizes[1] != steps:
             raise ValueError(
                 f"{self.name}: image must be rows and columns, {steps} pixels for as many time "
-                f"steps, got {self.image}"
+                f"steps, got {self.image!r}"
             )
-        if self.image and self.lengths_train is not None:
+        if self.lengths_train is not None:
             raise ValueError(f"{self.name}: an image has all pixels: leave out lengths or image")
 
     def __repr__(self) -> str:

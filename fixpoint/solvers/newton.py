@@ -73,9 +73,9 @@ class Newton(IterativeSolver):
     Quadratic near a solution, whether or not phi is a contraction. An update costs D
     vector-Jacobian products and a D x D factorization with "direct" (D up to a few hundred), or
     Jacobian-vector products with "gmres" (any D). Where I - J is singular to rounding, "direct"
-    takes the step of least norm (with check_every=1). "gmres" restarts after `memory` products.
-    It starts from the spaces of the step before, on which I - J has changed little, or from none if
-    these do not serve: 4 * memory states.
+    takes a damped step of least squares (with check_every=1). "gmres" restarts after `memory`
+    products. It starts from the spaces of the step before, on which I - J has changed little, or
+    from none if these do not serve: 4 * memory states.
 
     Args:
         linear: "direct" or "gmres".
@@ -262,16 +262,17 @@ def _refused(
 
 
 def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> tuple[Tensor, Tensor]:
-    """Return the solution of (I - J) s = g, (B, D); where I - J is singular the one of least norm.
+    """Return the solution of (I - J) s = g, (B, D); damped least squares where I - J is singular.
 
-    Where the host may not read whether a sample needs that, it is g. Also returned: where I - J is
+    Where the host may not read whether a sample needs these, it is g. Also returned: where I - J is
     regular, (B, 1).
     """
     D = J.shape[1]
     A = residual_matrix(J, g.dtype)
     # A second right side shows a null vector of A to which g happens to be orthogonal.
     probe = torch.arange(1, D + 1, dtype=g.dtype, device=J.device).cos().expand_as(g)
-    s, info = _solve_each(A, torch.stack((g, probe), 2))
+    right = torch.stack((g, probe), 2)
+    s, info = _solve_each(A, right)
     s, probed = s[:, :, 0], s[:, :, 1]
     eps = torch.finfo(g.dtype).eps
     with torch.no_grad():
@@ -285,10 +286,11 @@ def _direct(J: Tensor, g: Tensor, *, may_sync: bool) -> tuple[Tensor, Tensor]:
     if may_sync and bool(regular.all()):
         return s, regular
     if s.requires_grad:
-        # Solved again without the samples left out, whose zero gradient would meet inf.
+        # Solved again without the samples left out, whose zero gradient would meet inf; with as
+        # many right sides, so that the others have the same bits.
         unit = torch.eye(D, dtype=g.dtype, device=J.device)
         safe = torch.where(regular.unsqueeze(2), A, unit)
-        s = _solve_each(safe, g.unsqueeze(2))[0].squeeze(2)
+        s = _solve_each(safe, right)[0][:, :, 0]
     rest = solve_damped(A, g, eps**0.5 * size[:, 0]) if may_sync else g
     return torch.where(regular, s, rest), regular
 

@@ -109,6 +109,21 @@ def test_an_image_moves_as_scipy_moves_it(dtype):
         assert np.array_equal(moved[b].view(5, 4, 2).numpy(), expected)
 
 
+def test_moves_of_masks_and_bad_input():
+    x, one = torch.ones(1, 6, 1), torch.tensor([[1, 0]])
+    assert torch.equal(move(x.bool(), (2, 3), one), move(x, (2, 3), one).bool())
+    for given in (x[0], x[:, :5], x.expand(2, 6, 1)):
+        with pytest.raises(ValueError, match=r"x must be \(B, T, d\)|moves must be integers, \(2"):
+            move(given, (2, 3), one)
+    for moves in (one.float(), one[0], one[:, :1]):
+        with pytest.raises(ValueError, match=r"moves must be integers, \(1, 2\), a pair for each"):
+            move(x, (2, 3), moves)
+    with pytest.raises(ValueError, match="x must be .*; got .* and"):
+        move(x, (2, 3, 1), one)
+    with pytest.raises(ValueError, match="pixels must be at least 0; got -1"):
+        random_moves(4, -1, generator=torch.Generator())
+
+
 def test_only_images_in_their_units_are_moved():
     images = make(image=(2, 3))
     check_image(images)

@@ -155,7 +155,9 @@ def test_each_vector_has_a_sensor(sensors):
         make(vectors=((0, 1, 2),), sensors=sensors)
 
 
-@pytest.mark.parametrize("image", [(6,), (2, 2), (1, 2, 3)])
+@pytest.mark.parametrize(
+    "image", [(6,), (2, 2), (1, 2, 3), (2.0, 3.0), (-2, -3), (True, 6), 6, "23"]
+)
 def test_an_image_has_as_many_pixels_as_time_steps(image):
     with pytest.raises(ValueError, match="toy: image must be rows and columns, 6 pixels for as"):
         make(image=image)

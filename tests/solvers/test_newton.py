@@ -8,7 +8,7 @@ import scipy.optimize
 import torch
 from support.hard_problems import HARD, bratu
 
-from fixpoint import LevenbergMarquardt, Newton, Result, solve
+from fixpoint import FixedPoint, LevenbergMarquardt, Newton, Result, Unrolled, solve
 from fixpoint.solvers.gmres import LinearResult, gmres
 
 TIGHT = {"rtol": 1e-10, "atol": 0.0}
@@ -209,3 +209,22 @@ def test_an_update_takes_one_evaluation(name, linear):
     (problem,) = [p for p in HARD if p.name == name]
     solution = solve(problem.phi, problem.z0, Newton(linear=linear, max_iter=40, **TIGHT))
     assert solution.evaluations == solution.iterations.item() + 1
+
+
+@pytest.mark.parametrize("width", [8, 18, 24])
+def test_a_singular_sample_leaves_the_bits_of_differentiated_others(width):
+    draw = {"generator": torch.Generator().manual_seed(width), "dtype": F64}
+    W, b = torch.randn(4, width, width, **draw), torch.randn(4, width, **draw)
+    W = (0.8 / width**0.5 * W).requires_grad_()
+    free = torch.tensor([False, False, False, True])  # phi(z) = z + b has I - J = 0
+
+    def found(rows):
+        def phi(z):
+            curved = torch.tanh((W[rows] * z[:, None]).sum(2) + b[rows])
+            return torch.where(free[rows, None], z + b[rows], curved)
+
+        return FixedPoint(Newton(max_iter=6), Unrolled())(phi, torch.zeros_like(b[rows])).z
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.equal(found(slice(0, 3)), found(slice(0, 4))[:3])

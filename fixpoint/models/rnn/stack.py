@@ -53,9 +53,7 @@ class Stack:
         """Return x as (T, B, d) and states as (D L, B, n), after a check."""
         layout = "(B, T, d)" if batch_first else "(T, B, d)"
         if not isinstance(x, Tensor):
-            raise TypeError(
-                f"x must be a tensor {layout}; got {type(x).__name__}: torch.as_tensor(x) makes one"
-            )
+            raise TypeError(not_a_tensor(x, layout))
         if x.dim() not in (2, 3):
             raise ValueError(f"x must be {layout}, or (T, d) unbatched; got {tuple(x.shape)}")
         if x.shape[-1] != self.input_size:
@@ -79,10 +77,7 @@ class Stack:
                 raise TypeError(f"hx must be a tensor {expected}; got {torch.typename(h)}")
             if tuple(h.shape) != expected:
                 raise ValueError(f"hx must be {expected}; got {tuple(h.shape)}")
-            if h.dtype != x.dtype and not autocast_enabled(x.device.type):
-                raise TypeError(
-                    f"hx must have the dtype of x, {x.dtype}; got {h.dtype}: convert it"
-                )
+            check_dtype(h, x)
         if x.dim() == 2:
             return x.unsqueeze(1), hx and tuple([h.unsqueeze(1) for h in hx])
         return x.transpose(0, 1) if batch_first else x, hx
@@ -147,6 +142,16 @@ class Stack:
                 x = F.dropout(x, self.dropout, self.training)
         output = x[-1] if span.last_only and not no_output else x
         return output, tuple(map(torch.stack, zip(*last, strict=True)))
+
+
+def not_a_tensor(x: object, layout: str) -> str:
+    return f"x must be a tensor {layout}; got {type(x).__name__}: torch.as_tensor(x) makes one"
+
+
+def check_dtype(h: Tensor, x: Tensor) -> None:
+    """Refuse states of another dtype than x, but under autocast."""
+    if h.dtype != x.dtype and not autocast_enabled(x.device.type):
+        raise TypeError(f"hx must have the dtype of x, {x.dtype}; got {h.dtype}: convert it")
 
 
 def _backwards(T: int, lengths: Tensor) -> Tensor:

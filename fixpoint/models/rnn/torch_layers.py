@@ -11,12 +11,13 @@ from torch.nn.utils.rnn import PackedSequence
 from fixpoint._messages import unknown_name
 from fixpoint._torch import is_exporting, is_ordinary, is_symbol, scan
 from fixpoint._validation import boolean
+from fixpoint.models.ops.common.dispatch import MAX_SIZE, kernels_for
 from fixpoint.models.ops.common.plan import CallPlan, make_plan
 from fixpoint.models.ops.recurrence import gru, leaky, lstm
 from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options
 from fixpoint.models.rnn.base_cell import IMPLEMENTATIONS, Span, not_fused
 from fixpoint.models.rnn.scan import mask_nonfinite
-from fixpoint.models.rnn.stack import Stack, States
+from fixpoint.models.rnn.stack import Stack, States, check_dtype, not_a_tensor
 
 
 class _Fused(Stack):
@@ -41,6 +42,8 @@ class _Fused(Stack):
             reason = "it has a proj_size" if layer.proj_size else None
             if device.type == "cuda":
                 reason = "cuDNN has kernels of its own"
+            elif self.implementation == "auto" and kernels_for(self.hidden_size, device) == "torch":
+                reason = f"torch's own is faster without numba and above {MAX_SIZE} units"
             plan = make_plan(self.operation.name, reason, self.hidden_size, device)
             if not torch.compiler.is_compiling():
                 self._plans[device] = plan
@@ -52,8 +55,10 @@ class _Fused(Stack):
         In an exported graph with any number of time steps, by a loop over them.
         """
         layer: Any = self
+        if not isinstance(x, Tensor | PackedSequence):
+            raise TypeError(not_a_tensor(x, "(B, T, d)" if self.batch_first else "(T, B, d)"))
         if hx is not None:
-            self._check_states(hx)
+            self._check_states(hx, x.data)
         if not isinstance(x, PackedSequence) and is_symbol(x.shape[self._time_axis(x)]):
             return None if layer.proj_size else self._run(x, hx, 0, False)
         if self.implementation == "reference":
@@ -67,14 +72,16 @@ class _Fused(Stack):
             raise ValueError(not_fused(reason))
         return None
 
-    def _check_states(self, hx: Any) -> None:
-        """Refuse states of another kind: torch's own answer names neither hx nor its kind."""
+    def _check_states(self, hx: Any, x: Tensor) -> None:
+        """Refuse states of another kind or dtype: torch's own answer names neither hx nor it."""
         count = self.tensors_of_state
         several = isinstance(hx, tuple | list) and len(hx) == count
-        if several and all(isinstance(h, Tensor) for h in hx):
-            return
-        expected = "a tensor, h_0" if count == 1 else "a pair of tensors, (h_0, c_0)"
-        raise TypeError(f"hx must be {expected}; got {torch.typename(hx[0] if count == 1 else hx)}")
+        if not (several and all(isinstance(h, Tensor) for h in hx)):
+            expected = "a tensor, h_0" if count == 1 else "a pair of tensors, (h_0, c_0)"
+            given = torch.typename(hx[0] if count == 1 else hx)
+            raise TypeError(f"hx must be {expected}; got {given}")
+        for h in hx:
+            check_dtype(h, x)
 
     def _why_not(self, given: tuple[Any, ...]) -> str | None:
         """Return why these tensors do not take the fused path, None where they do."""
@@ -143,11 +150,13 @@ class _Fused(Stack):
 class _OneState(_Fused):
     """A layer with the states h alone."""
 
-    def forward(self, x: Tensor | PackedSequence, hx: Tensor | None = None) -> tuple[Any, Tensor]:
-        found = self._states(x, None if hx is None else (hx,))
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Any, Tensor]:
+        found = self._states(input, None if hx is None else (hx,))
         if found is None:
             parent: Any = super()
-            return parent.forward(x, hx)
+            return parent.forward(input, hx)
         return found[0], found[1][0]
 
 
@@ -155,9 +164,11 @@ class RNN(_OneState, nn.RNN):
     """torch.nn.RNN, fused: arguments, weights and results are the same, the speed is not.
 
     `load_state_dict` takes the weights of a torch.nn.RNN and gives them back. On the CPU the whole
-    sequence is one operation, as in all layers here; on other devices, exported, under torch.func
-    and autocast it is torch's own. torch.compile leaves it out of its graph, as it does torch's.
-    A sample with a NaN has no part in any gradient.
+    sequence is one operation, as in all layers here; on other devices, without numba, above 256
+    units, exported, under torch.func and autocast it is torch's own. torch.compile leaves it out of
+    its graph, as it does torch's. Fused, a sample with a NaN or inf in its input or hx is NaN from
+    there on, as is a relu state that overflows, where torch's may recover, and it has no part in
+    any gradient.
 
     Args:
         implementation: "auto", "fused", which raises with the reason where the fused path does not
@@ -303,11 +314,11 @@ class LSTM(_Fused, nn.LSTM):
         self._choose(implementation)
 
     def forward(
-        self, x: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
+        self, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Any, tuple[Tensor, Tensor]]:
-        found = self._states(x, hx)
+        found = self._states(input, hx)
         if found is None:
-            return super().forward(x, hx)
+            return super().forward(input, hx)
         h, c = found[1]
         return found[0], (h, c)
 

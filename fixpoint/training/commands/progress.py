@@ -25,6 +25,7 @@ from rich.progress import (
 from rich.table import Column
 
 from fixpoint._messages import printable
+from fixpoint.models.ops.common.dispatch import MAX_SIZE
 from fixpoint.training.commands.console import say
 from fixpoint.training.engine.fit import Epoch, PastEpoch
 from fixpoint.training.recipe.names import SOLVERS, short_name
@@ -298,7 +299,9 @@ def _lacks_numba(recipe: Recipe) -> bool:
 
 def _is_compiled(recipe: Recipe) -> bool:
     """Tell whether numba compiles the recurrence, where it is installed."""
-    return recipe.model.model in COMPILED and recipe.machine.device == "cpu"
+    model, machine = recipe.model, recipe.machine
+    fits = model.hidden <= MAX_SIZE and machine.precision in ("32-true", "64-true")
+    return model.model in COMPILED and machine.device == "cpu" and fits
 
 
 def _emulates_bfloat16(recipe: Recipe) -> bool:

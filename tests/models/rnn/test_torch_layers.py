@@ -241,3 +241,27 @@ def test_states_of_another_kind_are_named(implementation):
         with pytest.raises(TypeError, match=f"hx must be a tensor, h_0; got {given}"):
             layer(x, hx)
     assert lstm(x, [h, h])[0].shape == (4, 2, 5)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_torchs_own_where_its_kernels_would_be_taken(kind, monkeypatch):
+    layer = PAIRS[kind][1]
+    assert "above 256 units" in layer(3, 257).plan().reason
+    assert layer(3, 257, implementation="fused").plan().fused
+    monkeypatch.setattr(dispatch, "has_numba", lambda: False)
+    theirs, ours = PAIRS[kind][0](3, 4), layer(3, 4)
+    ours.load_state_dict(theirs.state_dict())
+    assert "without numba" in ours.plan().reason
+    x = torch.randn(5, 2, 3)
+    assert torch.equal(ours(input=x)[0], theirs(input=x)[0])
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_input_of_another_kind_or_dtype_is_named(kind):
+    layer = PAIRS[kind][1](3, 5)
+    x, h = torch.zeros(4, 2, 3), torch.zeros(1, 2, 5).double()
+    for given, named in ((x.numpy(), "ndarray"), (x.tolist(), "list"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=rf"x must be a tensor \(T, B, d\); got {named}: torch"):
+            layer(given)
+    with pytest.raises(TypeError, match="hx must have the dtype of x, torch.float32; got torch.fl"):
+        layer(x, (h, h) if kind == "lstm" else h)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from fixpoint.models.ops.common.dispatch import MAX_SIZE
 from fixpoint.models.rnn.base_cell import RecurrentCell
 from fixpoint.training.commands import progress
 from fixpoint.training.commands.progress import (
@@ -75,7 +76,14 @@ def test_a_slow_training_without_numba_is_said(numba):
 
 @pytest.mark.parametrize(
     ("installed", "changes"),
-    [(False, {"model": "eurnn"}), (True, {"model": "eurnn"}), (True, {"device": "cuda"})],
+    [
+        (False, {"model": "eurnn"}),
+        (True, {"model": "eurnn"}),
+        (True, {"device": "cuda"}),
+        (True, {"model": "rnn", "precision": "16-true"}),
+        (False, {"hidden": MAX_SIZE + 1}),
+        (True, {"model": "lstm", "hidden": MAX_SIZE + 1}),
+    ],
 )
 def test_nothing_is_said_where_nothing_is_compiled(installed, changes, numba):
     numba(installed)
@@ -89,6 +97,7 @@ def test_the_models_that_compile_are_those_with_a_fused_path(model):
     options = resolve(Recipe().changed(model=model, hidden=4).model)
     layer = _layer(options, 3, 5)
     cell = getattr(layer, "l0", None)
+    layer.implementation = "fused"  # also where numba is missing
     fused = cell.no_fused_path() is None if isinstance(cell, RecurrentCell) else layer.plan().fused
     assert fused == (model in COMPILED)
 
