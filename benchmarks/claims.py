@@ -176,11 +176,12 @@ def protocol_table(records: list[Record]) -> str:
     for record in records:
         name = paper_row(record["run"]).recipe
         changed = "; ".join(differences(record, paper_recipe(name)))
-        own = load_recipe(name)
-        precision = record["run"].get("precision", own.machine.precision)
-        if changed and not differences(record, own.changed(precision=precision)):
+        own, run = load_recipe(name), record["run"]
+        precision, epochs = run.get("precision", own.machine.precision), run["epochs"]
+        if changed and not differences(record, own.changed(precision=precision, epochs=epochs)):
             changed = f"recipe `{name}`"
             changed += "" if precision == own.machine.precision else f", {precision}"
+            changed += "" if epochs == own.training.epochs else f", {epochs} epochs"
         found.setdefault((name, changed), []).append(record)
     datasets = [row.dataset for row in PAPER.values()]
     order = sorted(PAPER, key=lambda name: datasets.index(PAPER[name].dataset))

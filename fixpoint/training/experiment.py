@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -113,8 +114,11 @@ def run_experiment(
     Args:
         data: normalized, see `prepare`.
         report: called after each epoch, and for each epoch that was done before.
-        folder: where to save after each epoch, and to resume from.
+        folder: where to save after each epoch, and to resume from: one for each recipe and data.
         fabric: `make_fabric(recipe.machine)` if not given.
+
+    Raises:
+        ValueError: the folder has the checkpoint of another recipe or of other data.
     """
     fabric = fabric or make_fabric(recipe.machine)
     with _default_dtype(recipe.machine.precision), _fits_memory(recipe):
@@ -142,7 +146,7 @@ def _run(
         model,
         task,
         recipe.training,
-        checkpoint=Checkpoint(folder) if folder else None,
+        checkpoint=Checkpoint(folder, _source(recipe, data)) if folder else None,
         observe=lambda: {**_of_epoch(model, more), "peak_memory_mib": memory.peak()},
     ):
         epochs.append(epoch)
@@ -171,6 +175,16 @@ def _run(
         "device": str(fabric.device),
         "machine": platform.processor() or platform.machine(),
     }
+
+
+def _source(recipe: Recipe, data: Dataset) -> dict[str, str | float]:
+    """Return what tells a training from others; normalized values differ by rounding."""
+    parts = [getattr(data, f"{name}_{part}") for part in data.parts for name in ("x", "y")]
+    shapes = [tuple(part.shape) for part in parts]
+    labels = b"".join(part.numpy().tobytes() for part in parts[1::2])
+    told = sha256(labels + repr(shapes).encode()).hexdigest()
+    norm = torch.linalg.vector_norm(data.x_train.float().nan_to_num(), dtype=torch.float64)
+    return {"recipe": recipe.key, "labels or shapes": told, "x_train": norm.item()}
 
 
 def _summary(epochs: list[Epoch], metric: str) -> dict[str, Any]:

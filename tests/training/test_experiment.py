@@ -144,3 +144,21 @@ def test_a_model_that_does_not_fit_into_memory(tiny):
     for hidden in (10**8, 10**12, 10**20):
         with pytest.raises(MemoryError, match=rf"not enough memory for model.hidden={hidden} and"):
             build_model(Recipe().changed(hidden=hidden), tiny)
+
+
+def test_a_folder_with_another_training_is_refused(tiny, tmp_path):
+    """Its result would be given for this one."""
+    recipe = Recipe().changed(hidden=4, epochs=1)
+    done = run_experiment(recipe, tiny, folder=tmp_path)
+    rounded = replace(tiny, x_train=tiny.x_train * (1 + 1e-6))
+    assert run_experiment(recipe, rounded, folder=tmp_path)["epochs"] == done["epochs"]
+    flipped = replace(tiny, y_train=1 - tiny.y_train)
+    other = replace(tiny, x_train=2 * tiny.x_train)
+    for given, data, name in (
+        (recipe.changed(lr=0.5), tiny, "recipe"),
+        (recipe.changed(epochs=2), tiny, "recipe"),
+        (recipe, flipped, "labels or shapes"),
+        (recipe, other, "x_train"),
+    ):
+        with pytest.raises(ValueError, match=rf"it is of another training: {name} differs\): rem"):
+            run_experiment(given, data, folder=tmp_path)

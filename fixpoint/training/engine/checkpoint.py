@@ -7,6 +7,8 @@ import os
 import pickle
 import shutil
 import warnings
+from collections.abc import Mapping
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,13 @@ class Checkpoint:
 
     Args:
         folder: made if need be.
+        source: of what recipe and data the training is; a checkpoint of another one is refused.
+            Numbers may differ by rounding.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, source: Mapping[str, str | float] | None = None) -> None:
+        self.folder = Path(folder)
+        self.source = dict(source or {})
 
     @property
     def epochs(self) -> list[Path]:
@@ -64,6 +69,9 @@ class Checkpoint:
                 saved = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, EOFError, ValueError, *_FOREIGN):
             raise _unusable(path, "a file in it is missing, truncated or damaged") from None
+        for name, value in saved.get("source", {}).items():
+            if self._differs(name, value):
+                raise _unusable(path, f"it is of another training: {name} differs")
         try:
             model.load_state_dict(weights)
             state["optimizer"].load_state_dict(saved["optimizer"])
@@ -75,6 +83,12 @@ class Checkpoint:
             raise _unusable(path, "it is of a model or training with other settings") from None
         history: list[dict[str, Any]] = saved["history"]
         return history
+
+    def _differs(self, key: str, saved: str | float) -> bool:
+        own = self.source.get(key, saved)
+        if isinstance(saved, float) and isinstance(own, float):
+            return not isclose(own, saved, rel_tol=1e-4)
+        return own != saved
 
     def save(
         self,
@@ -106,6 +120,7 @@ class Checkpoint:
                 "order": state["order"].get_state(),
                 "precision": fabric.strategy.precision.state_dict(),
                 "random": random,
+                "source": self.source,
                 "history": history,
             }
             try:
