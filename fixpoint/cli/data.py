@@ -129,6 +129,8 @@ def _facts(data: Dataset) -> dict[str, str]:
         "complete": f"no, a subset: {data.subset}" if data.subset else "yes",
         unit: ", ".join(f"{len(getattr(data, f'x_{part}')) + more} {part}" for part in parts),
         "input": _inputs(data),
+        **({"channels": ", ".join(data.channels)} if data.channels else {}),
+        **({"image": "{} rows x {} columns".format(*data.image)} if data.image else {}),
         "target": _targets(data),
     }
     if data.kind != "language-model":

@@ -141,6 +141,6 @@ def check_image(dataset: Dataset) -> None:
     if not dataset.image:
         raise ValueError(
             f"training.move moves images whose pixels are the time steps, and {dataset.name} has "
-            "none: use pixel-mnist, or a Dataset with `image`, not normalized or with "
-            "normalize(..., late=True), or set training.move to 0"
+            "none: use pixel-mnist, or an .npz file or Dataset with `image`, not normalized or "
+            "with normalize(..., late=True), or set training.move to 0"
         )

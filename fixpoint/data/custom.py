@@ -49,7 +49,9 @@ def load(source: Any, *, name: str = "recording", **cutting: Any) -> Dataset:
     - optionally `x_valid` and `y_valid`, the validation part;
     - optionally `subject` (N,), `subject_valid`, `subject_test`: who produced each sequence;
     - optionally `lengths` (N,), `lengths_valid`, `lengths_test`: the time steps of each sequence,
-      from 1 to T, where shorter ones are padded at their end.
+      from 1 to T, where shorter ones are padded at their end;
+    - optionally `image` (2,): rows and columns of images whose pixels, row by row, are the T time
+      steps, on a background of 0. The recipe's `training.move` moves them.
 
     `x_train` is another name of `x`, and so on. An array with another name is an error.
 
@@ -151,7 +153,12 @@ def _dataset(path: Path, arrays: dict[str, np.ndarray], notes: tuple[str, ...]) 
     stored = to_float32(
         {_PARTS[end]: arrays[f"x{end}"] for end in ends}, arrays.get("lengths"), path
     )
-    made: dict[str, Any] = {}
+    if "image" in arrays and stored.shift is not None:
+        raise ValueError(
+            f"{path}: an image needs a background of 0, and the pixels vary little around a large "
+            "mean: subtract it before saving, or leave out image"
+        )
+    made: dict[str, Any] = {"image": arrays.get("image")}
     for end in ends:
         part = _PARTS[end]
         made[f"x_{part}"] = stored.x[part]

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fixpoint.data.images import as_image
+
 Kind = Literal["classification", "tokens", "language-model"]
 PARTS = ("train", "valid", "test")
 
@@ -226,14 +228,11 @@ class Dataset:
     def _check_image(self) -> None:
         if self.image is None:
             return
-        steps = self.x_train.shape[1] if self.kind == "classification" else 0
-        sizes = self.image if isinstance(self.image, tuple | list) else ()
-        whole = all(type(size) is int and size > 0 for size in sizes)
-        if len(sizes) != 2 or not whole or sizes[0] * sizes[1] != steps:
-            raise ValueError(
-                f"{self.name}: image must be rows and columns, {steps} pixels for as many time "
-                f"steps, got {self.image!r}"
-            )
+        shape = self.x_train.shape if self.kind == "classification" else ()
+        try:
+            object.__setattr__(self, "image", as_image(self.image, shape))
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
         if self.lengths_train is not None:
             raise ValueError(f"{self.name}: an image has all pixels: leave out lengths or image")
 

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from fixpoint._messages import unknown_name
+from fixpoint.data.images import as_image
 from fixpoint.data.storage import array_headers, read_arrays
 
 ENDS = ("", "_valid", "_test")
 """Ends of the names of the arrays of train, valid and test."""
 
 _NAMES = ("x", "y", "subject", "lengths")
-_KEYS = tuple(f"{name}{end}" for end in ENDS for name in _NAMES)
+_IMAGE = "image"
+_KEYS = (*(f"{name}{end}" for end in ENDS for name in _NAMES), _IMAGE)
 _TABLES = {".csv", ".tsv", ".txt", ".xlsx"}
 _MISSING = ["", "nan", "NaN", "None", "NaT", "<NA>"]
 """Texts that astype(str) writes for missing labels."""
@@ -84,16 +86,30 @@ def check_arrays(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, np.ndar
                     "and y_valid, x_test and y_test"
                 )
     made = dict(arrays)
+    if _IMAGE in made:
+        _check_image(path, made)
     for end in ENDS:
         if f"x{end}" in made:
             _check_part(path, made, end)
     return _of_one_size(path, made)
 
 
+def _check_image(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Refuse rows and columns that are not those of the pixels of x."""
+    if any(key.startswith("lengths") for key in arrays):
+        raise ValueError(f"{path}: an image has all pixels: leave out lengths or {_IMAGE}")
+    try:
+        as_image(arrays[_IMAGE], arrays["x"].shape)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
 def _objects(key: str, name: str, shape: tuple[int, ...]) -> str:
     what = f"{name} is an array of Python objects {shape}"
     if key.startswith("lengths"):
         return f"{what}: where all are whole numbers, save it as {name}.astype(int)"
+    if key == _IMAGE:
+        return f"{what}: save it as [rows, columns], two whole numbers"
     if key.startswith("x"):
         if len(shape) == 3:
             return f"{what}: save it as numbers, {name}.astype(float)"

@@ -75,6 +75,10 @@ def test_info_of_your_own_file(tmp_path):
     text = " ".join(run("data", "info", str(tmp_path / "mine.npz")).stdout.split())
     assert "8 train, 2 test" in text
     assert "5 steps x 2 channels, float32, stored as uint8" in text
+    assert "image" not in text
+    np.savez(tmp_path / "mine.npz", x=np.zeros((10, 6, 2)), y=[0, 1] * 5, image=[2, 3])
+    text = " ".join(run("data", "info", str(tmp_path / "mine.npz")).stdout.split())
+    assert "image │ 2 rows x 3 columns │" in text
 
 
 def test_info_of_a_recording(tmp_path):
@@ -85,6 +89,7 @@ def test_info_of_a_recording(tmp_path):
     text = " ".join(shown.split())
     assert "18 train, 18 test" in text
     assert "10 steps x 2 channels" in text
+    assert "channels │ v, u │" in text
     assert "2: sit, walk" in text
     wrong = run("data", "info", str(tmp_path / "long.csv"), *options[:2], "--label", "activty")
     assert wrong.exit_code == 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fixpoint.data import fingerprint, load, load_dataset, normalize
+from fixpoint.data import check_image, fingerprint, load, load_dataset, normalize
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(20, 7, 3)).astype(np.float32)
@@ -163,6 +163,36 @@ BAD = {
     ),
     "inf": ({"x": X, "y": Y, "x_test": X * np.inf, "y_test": Y}, "x_test holds NaN, inf"),
     "large": ({"x": X.astype(float) * 1e300, "y": Y}, "numbers beyond float32 in 20 of 20"),
+    "image of other pixels": (
+        {"x": X, "y": Y, "image": [8, 8]},
+        r"image must be rows and columns, 7 pixels for as many time steps, got array\(\[8, 8\]\)",
+    ),
+    "image in rows": (
+        {"x": X, "y": Y, "image": [7, 3]},
+        r"image \(7, 3\) needs x \(N, 21, d\), .* x is \(20, 7, 3\): reshape x to \(N, 21, 1\)",
+    ),
+    "image in rows with colors": (
+        {"x": np.zeros((20, 7, 3, 2)), "y": Y, "image": [7, 3]},
+        r"but x is \(20, 7, 3, 2\): reshape x to \(N, 21, 2\)",
+    ),
+    "image with colors first": (
+        {"x": np.zeros((20, 2, 7, 3)), "y": Y, "image": [7, 3]},
+        r"image \(7, 3\) needs x \(N, 21, d\), .*, but x is \(20, 2, 7, 3\)$",
+    ),
+    "image without channels": (
+        {"x": X[..., 0], "y": Y, "image": [7, 1]},
+        r"but x is \(20, 7\): reshape x to \(N, 7, 1\)",
+    ),
+    "image of floats": ({"x": X, "y": Y, "image": [7.0, 1.0]}, "image must be rows and columns"),
+    "image of objects": (
+        {"x": X, "y": Y, "image": np.array([7, 1], object)},
+        r"Python objects \(2,\): save it as \[rows, columns\]",
+    ),
+    "image and lengths": ({"x": X, "y": Y, "lengths": Y + 1, "image": [7, 1]}, "has all pixels"),
+    "image on a background": (
+        {"x": X.astype(float) + 1e9, "y": Y, "image": [7, 1]},
+        "an image needs a background of 0, and .* subtract it before saving",
+    ),
     "few": ({"x": X[:2], "y": Y[:2]}, "no class has 3 sequences"),
 }
 
@@ -176,6 +206,14 @@ def test_a_bad_npz_file_gets_one_line(tmp_path, name):
         load(path)
     has_one_line(error)
     assert str(path) in str(error.value)
+
+
+def test_rows_and_columns_of_an_image(tmp_path):
+    data = load(save(tmp_path, x=X[:, :6], y=Y, image=[2, 3]))
+    assert data.image == (2, 3)
+    assert [type(n) for n in data.image] == [int, int]
+    check_image(data)
+    assert load(save(tmp_path, x=X[:, :6], y=Y)).image is None
 
 
 def test_no_file_and_no_archive(tmp_path):

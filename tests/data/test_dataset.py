@@ -166,6 +166,19 @@ def test_an_image_has_as_many_pixels_as_time_steps(image):
         make(image=(2, 3), **lengths)
 
 
+@pytest.mark.parametrize("image", [[2, 3], np.array([2, 3]), (np.int64(2), np.uint8(3))])
+def test_the_size_of_an_image_is_kept_as_ints(image):
+    found = make(image=image).image
+    assert found == (2, 3)
+    assert [type(found), *map(type, found)] == [tuple, int, int]
+
+
+def test_images_with_rows_are_reshaped():
+    x = torch.zeros(N, 8, 8)
+    with pytest.raises(ValueError, match=r"x is \(50, 8, 8\): reshape x to \(N, 64, 1\)"):
+        make(x_train=x, x_test=x[:20], image=(8, 8))
+
+
 @pytest.mark.parametrize("vectors", [((0, 1),), ((0, 1, 3),), ((0, 1, 1),), ((0, 1, 2),) * 2])
 def test_vectors_are_triples_of_channels(vectors):
     with pytest.raises(ValueError, match=r"toy: vectors must be triples of different .* 0\.\.2"):
