@@ -113,7 +113,8 @@ def parse_columns(data: bytes, name: str, names: Sequence[str] = ()) -> dict[str
         names: of the columns where a file of as many columns has no header.
 
     Raises:
-        ValueError: it is empty, has no header, or a line has another number of cells.
+        ValueError: it is empty, has no header, a column with cells has no name there, or a line has
+            another number of cells. The first column may lack a name, as an index of pandas does.
 
     >>> parse_columns(b"t;ax;activity\n0;1,5;walk\n1;2;sit\n", "a.csv")["ax"]
     ['1.5', '2']
@@ -132,7 +133,7 @@ def parse_columns(data: bytes, name: str, names: Sequence[str] = ()) -> dict[str
     if len(rows) < 2:
         what = "has one line alone" if rows else "is empty"
         raise ValueError(f"{name} {what}: a header and a line for each sample are needed")
-    twice = next((key for key in header if header.count(key) > 1), None)
+    twice = next((key for key in header if key and header.count(key) > 1), None)
     if twice is not None and not any(map(_is_number, header)):
         raise ValueError(f"{name} has two columns with the name {twice!r}: rename one of them")
     if any(map(_is_number, header)):
@@ -143,7 +144,16 @@ def parse_columns(data: bytes, name: str, names: Sequence[str] = ()) -> dict[str
     for n, cells in rows[1:]:
         if len(cells) != len(header):
             raise ValueError(f"{name}, line {n} has {len(cells)} columns, the header {len(header)}")
-    return {key: [cells[i] for _, cells in rows[1:]] for i, key in enumerate(header)}
+    columns = [(i, key, [cells[i] for _, cells in rows[1:]]) for i, key in enumerate(header)]
+    unnamed = [i + 1 for i, key, cells in columns if i and not key and any(cells)]
+    if unnamed:
+        raise ValueError(unnamed_column(name, unnamed[0]))
+    return {key: cells for _, key, cells in columns if key or any(cells)}
+
+
+def unnamed_column(name: str, place: int) -> str:
+    """Say that a column is not named; `place` counts from 1."""
+    return f"{name}: column {place} has no name in the header: name it, or remove the column"
 
 
 def _lines(data: bytes, name: str) -> dict[int, str]:

@@ -19,7 +19,7 @@ def read_numbers(column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         cells = [_number(str(cell).strip()) for cell in column]
         values = np.array([np.nan if v is None else v for v in cells], np.float64)
         texts = np.flatnonzero([v is None for v in cells])
-    return np.where(np.isinf(values), np.nan, values), texts
+    return values, texts
 
 
 def _number(cell: str) -> float | None:
@@ -73,6 +73,7 @@ def read_times(column: np.ndarray, name: str) -> np.ndarray:
                 f"{name} holds neither numbers nor dates, as 2026-01-31T12:00:00.25"
             ) from None
         values = np.where(np.isnat(dates), np.nan, dates.astype(np.int64) / 1e9)
-    if np.isnan(values).any():
-        raise ValueError(f"{name} has no time in {int(np.isnan(values).sum())} lines")
+    lost = ~np.isfinite(values)
+    if lost.any():
+        raise ValueError(f"{name} has no time in {int(lost.sum())} lines")
     return values

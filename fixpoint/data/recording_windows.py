@@ -27,16 +27,16 @@ class Cut(NamedTuple):
 def cut_recordings(recordings: list[Recording], cutting: Cutting, *, by_label: bool = True) -> Cut:
     """Cut windows that hold one person, no gap in time and, by label, one class.
 
-    Without labels, windows keep missing values that are not filled, as NaN.
+    Without labels, windows keep values that are NaN or inf and not filled.
 
     Raises:
-        ValueError: no stretch is as long as a window, or a value is missing.
+        ValueError: no stretch is as long as a window, or a value is missing or not finite.
     """
     T, hop = cutting.window, cutting.hop
     assert T is not None
     windows: list[np.ndarray] = []
     origin: list[tuple[str, str, int]] = []
-    gaps = filled = unlabeled = repeated = longest = 0
+    gaps = filled = infinite = unlabeled = repeated = longest = 0
     for number, recording in enumerate(recordings):
         labels, subjects = recording.labels, recording.subjects
         if labels is not None and by_label:
@@ -46,10 +46,11 @@ def cut_recordings(recordings: list[Recording], cutting: Cutting, *, by_label: b
         for begin, end, is_gap in _stretches(recording):
             gaps += is_gap
             part = recording.values[begin:end]
-            missing = int(np.isnan(part).sum())
+            missing = int((~np.isfinite(part)).sum())
             if missing and (cutting.fill != "none" or by_label):
                 part = _filled(recording, begin, end, cutting.fill)
                 filled += missing
+                infinite += int(np.isinf(recording.values[begin:end]).sum())
             for first, last in _Part(recording, begin, end).pieces(by_label):
                 longest = max(longest, last - first)
                 for start in range(first, last - T + 1, hop):
@@ -61,10 +62,11 @@ def cut_recordings(recordings: list[Recording], cutting: Cutting, *, by_label: b
     if not windows:
         raise ValueError(_no_window(recordings[0].name, T, longest, gaps, unlabeled, by_label))
     names, people, starts = zip(*origin, strict=True)
+    kind = "missing or infinite" if infinite else "missing"
     notes = [
         *([f"{gaps} gaps in time, across which no window lies"] if gaps else []),
         *([f"{repeated} samples have the time of the one before"] if repeated else []),
-        *([f"{filled} missing values filled ({cutting.fill})"] if filled else []),
+        *([f"{filled} {kind} values filled ({cutting.fill})"] if filled else []),
         *([f"{unlabeled} samples without a label are left out"] if unlabeled else []),
     ]
     unread = sorted({column for r in recordings for column in r.unread})
@@ -124,14 +126,26 @@ def _stretches(recording: Recording) -> Iterator[tuple[int, int, bool]]:
 
 def _filled(recording: Recording, begin: int, end: int, fill: Fill) -> np.ndarray:
     values = recording.values[begin:end]
+    lost = ~np.isfinite(values)
     if fill == "none":
-        row, column = np.argwhere(np.isnan(values))[0]
-        raise ValueError(
-            f"{recording.name}: sample {begin + row + 1} has no {recording.channels[column]}, and "
-            f"{int(np.isnan(recording.values).sum())} values are missing in all: fill them by "
-            "--fill hold or --fill linear"
-        )
-    return fill_missing(values[None], fill)[0]
+        raise ValueError(_first_lost(recording, begin, *np.argwhere(lost)[0]))
+    return fill_missing(np.where(lost, np.nan, values)[None], fill)[0]
+
+
+def _first_lost(recording: Recording, begin: int, row: int, column: int) -> str:
+    """Say which value is missing or not finite."""
+    place = begin + row if recording.places is None else int(recording.places[begin + row])
+    value, channel = recording.values[begin + row, column], recording.channels[column]
+    count = int((~np.isfinite(recording.values)).sum())
+    what, kind, advice = f"has no {channel}", "missing", "fill"
+    if np.isinf(recording.values).any():
+        kind, advice = "missing or not finite", "correct them, or fill"
+    if np.isinf(value):
+        what = f"has {channel} = {value}, which is not finite"
+    return (
+        f"{recording.name}: sample {place + 1} {what}, and {count} values are {kind} in all: "
+        f"{advice} them by --fill hold or --fill linear"
+    )
 
 
 def _label(labels: np.ndarray) -> str:

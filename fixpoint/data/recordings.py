@@ -11,13 +11,14 @@ import numpy as np
 
 from fixpoint._messages import unknown_name
 from fixpoint.data.csv_folder import tables_in
-from fixpoint.data.csv_table import parse_columns
+from fixpoint.data.csv_table import parse_columns, unnamed_column
 from fixpoint.data.recording_cells import read_classes, read_names, read_numbers, read_times
 
 Fill = Literal["none", "hold", "linear"]
 
 TIMES = ("time", "timestamp", "datetime", "date")
-_INDEX = ("", "Unnamed: 0")
+_INDEX = {"": "the first column, which has no name", "Unnamed: 0": "Unnamed: 0"}
+"""Names of an index written by pandas, and their names in notes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Cutting:
 class Recording(NamedTuple):
     """Samples in the order of time, one person after the other.
 
-    values: (N, d) float64. channels: names of the columns.
+    values: (N, d) float64, NaN where they are missing. channels: names of the columns.
     labels: class of each sample, "" where it has none, (N,), or None.
     subjects: person of each sample (N,), or None.
     times: (N,) float64, or None.
@@ -76,13 +77,17 @@ def read_recording(table: Mapping[str, Any], cutting: Cutting, name: str) -> Rec
     """Return a recording of columns by name: lists of text or numbers, arrays, a data frame.
 
     Raises:
-        ValueError: a column is missing, a channel holds text, or the label real numbers.
+        ValueError: a column is missing or, but for the first, has no name, a channel holds text, or
+            the label real numbers.
     """
     if not isinstance(table, Mapping) and not hasattr(table, "columns"):
         raise TypeError(
             "a recording must be a file, a folder, a data frame or a mapping of columns by name; "
             f"got {type(table).__name__}"
         )
+    keys = [str(key) for key in table]
+    if "" in keys[1:]:
+        raise ValueError(unnamed_column(name, keys.index("", 1) + 1))
     columns = _columns(table, cutting)
     if not all(map(len, columns.values())):
         raise ValueError(f"{name} has no samples")
@@ -112,6 +117,7 @@ def read_recording(table: Mapping[str, Any], cutting: Cutting, name: str) -> Rec
     if not numbers:
         raise ValueError(f"{name} has no column of numbers to learn from")
     unread = tuple(k for k in columns if k not in other and k not in numbers)
+    unread += tuple(_INDEX[k] for k in columns if k in _INDEX and k not in named)
     label = cutting.label
     recording = Recording(
         name,

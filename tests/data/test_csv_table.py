@@ -120,9 +120,18 @@ def test_names_in_any_encoding(encoding):
     assert parse_columns(data, "a.csv") == {"ax": ["0.5", "1"], "activity": ["hüpft", "ruht"]}
 
 
+def test_columns_without_a_name_or_cells_are_left_out():
+    columns = {"ax": ["1", "2"], "ay": ["3", "4"]}
+    assert parse_columns(b"ax,,ay,,\n1,,3,,\n2,,4,,\n", "a.csv") == columns
+    index = {"": ["0", "1"], "ax": ["1", "2"]}
+    assert parse_columns(b",ax\n0,1\n1,2\n", "a.csv") == index
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        (b"ax,,ay,\n1,2,3,\n4,,6,\n", "a.csv: column 2 has no name in the header: name it, or"),
+        (b",ax,\n0,1,\n1,2,3\n", "a.csv: column 3 has no name in the header: name it, or"),
         (gzip.compress(b"a,b\n1,2\n", mtime=0), "a.csv is compressed by gzip: unpack it"),
         (b"PK\x03\x04rest", "a.csv is a workbook or a zip archive: save the table as CSV"),
         (b"PAR1rest", "a.csv is a Parquet file: save the table as CSV, or pass a data frame"),

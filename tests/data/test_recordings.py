@@ -116,6 +116,52 @@ def test_missing_values_are_filled_where_asked(how, tmp_path):
     np.testing.assert_allclose([rows[0][3][0], rows[0][4][0]], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("bad", [np.inf, -np.inf])
+@pytest.mark.parametrize("text", [False, True])
+def test_infinite_values_are_named_and_filled_where_asked(bad, text, tmp_path):
+    columns = two_people()
+    columns["ax"][[49, 50]] = columns["ay"][60] = bad
+    source = write_csv(tmp_path / "two.csv", columns) if text else columns
+    message = f"sample 50 has ax = {bad}, which is not finite, and 3 values are missing or not fin"
+    with pytest.raises(ValueError, match=f"{message}.*: correct them, or fill them by --fill hold"):
+        load(source, **OPTIONS)
+    data = load(source, **OPTIONS, fill="hold")
+    assert data.x_train.isfinite().all()
+    assert "3 missing or infinite values filled (hold)" in data.notes
+
+
+def test_a_missing_value_is_named_by_its_place_in_the_file():
+    columns = {key: np.ravel(np.split(values, 2), "F") for key, values in two_people().items()}
+    columns["ax"][101] = np.nan  # persons in turn: sample 151 of those in order
+    with pytest.raises(ValueError, match="sample 102 has no ax, and 1 values are missing in all"):
+        load(columns, **OPTIONS)
+
+
+def test_an_infinite_time_is_refused():
+    columns = two_people()
+    columns["timestamp"][3] = np.inf
+    with pytest.raises(ValueError, match="'timestamp' has no time in 1 lines"):
+        load(columns, **OPTIONS)
+
+
+@pytest.mark.parametrize("index", ["", "Unnamed: 0"])
+def test_an_index_of_pandas_is_in_the_notes(index, tmp_path):
+    columns = {index: np.arange(200)} | two_people()
+    named = index or "the first column, which has no name"
+    for source in (columns, write_csv(tmp_path / "two.csv", columns)):
+        data = load(source, **OPTIONS)
+        assert data.channels == ("ax", "ay")
+        assert f"not read: {named}" in data.notes
+
+
+def test_a_column_without_a_name_is_refused(tmp_path):
+    columns = two_people()
+    columns = {"" if key == "ay" else key: values for key, values in columns.items()}
+    for source in (columns, write_csv(tmp_path / "two.csv", columns)):
+        with pytest.raises(ValueError, match="column 3 has no name in the header: name it, or rem"):
+            load(source, **OPTIONS)
+
+
 @pytest.mark.parametrize("how", ["hold", "linear"])
 def test_windows_with_missing_values_are_filled_too(how, tmp_path):
     x = np.random.default_rng(0).normal(size=(20, 6, 2))
