@@ -64,9 +64,16 @@ def random_moves(count: int, pixels: int, *, generator: torch.Generator) -> Tens
     """Return rows and columns to move images by, int64 (count, 2), each of -pixels ... pixels
     equally likely.
 
+    Raises:
+        TypeError: count or pixels is not a whole number.
+        ValueError: pixels is below 0.
+
     >>> random_moves(100, 2, generator=torch.Generator().manual_seed(0)).unique().tolist()
     [-2, -1, 0, 1, 2]
     """
+    for name, given in (("count", count), ("pixels", pixels)):
+        if not hasattr(given, "__index__"):
+            raise TypeError(f"{name} must be a whole number; got {given!r}")
     if pixels < 0:
         raise ValueError(f"pixels must be at least 0; got {pixels}")
     return torch.randint(-pixels, pixels + 1, (count, 2), generator=generator)
@@ -84,12 +91,18 @@ def move(x: Tensor, image: tuple[int, int], moves: Tensor) -> Tensor:
         Sequences (B, T, d), a new tensor.
 
     Raises:
+        TypeError: x or moves is not a tensor, or image not a pair.
         ValueError: x is not of these shapes, or moves are not (B, 2) integers.
 
     >>> x = torch.tensor([[1, 2, 3, 4, 5, 6]]).unsqueeze(-1)  # 1 2 3 over 4 5 6
     >>> move(x, (2, 3), torch.tensor([[1, -1]])).flatten().tolist()
     [0, 0, 0, 2, 3, 0]
     """
+    for name, shape, given in (("x", "(B, T, d)", x), ("moves", "(B, 2)", moves)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name} must be a tensor {shape}; got {type(given).__name__}")
+    if not hasattr(image, "__len__"):
+        raise TypeError(f"image must be rows and columns, as in Dataset.image; got {image!r}")
     if x.dim() != 3 or len(image) != 2 or x.shape[1] != image[0] * image[1]:
         raise ValueError(
             f"x must be (B, T, d), with a time step for each pixel of image, a pair; got "

@@ -67,6 +67,7 @@ class Dataset:
     Valid is None where there is no official one: see `validation_split`.
 
     Raises:
+        TypeError: sequences, classes, groups or lengths are not tensors.
         ValueError: shapes, dtypes or labels are inconsistent.
 
     >>> from fixpoint.data import load_dataset
@@ -168,6 +169,10 @@ class Dataset:
     def _check(self, part: str) -> None:
         x = getattr(self, f"x_{part}")
         expected, dtypes = _STORED[self.kind]
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"{self.name}: x_{part} must be a tensor, {expected}, got {type(x).__name__}"
+            )
         if x.ndim != _AXES[self.kind] or x.dtype not in dtypes:
             raise ValueError(
                 f"{self.name}: x_{part} must be {expected}, got {x.dtype} {tuple(x.shape)}"
@@ -178,6 +183,11 @@ class Dataset:
                 continue
             if ids is None and (key == "y" or self.kind == "tokens"):
                 raise ValueError(f"{self.name}: x_{part} needs {key}_{part} too, got None")
+            if ids is not None and not isinstance(ids, Tensor):
+                raise TypeError(
+                    f"{self.name}: {key}_{part} must be a tensor, int64 ({len(x)},), one for each "
+                    f"window, got {type(ids).__name__}: give torch.as_tensor({key}_{part})"
+                )
             if ids is not None and (ids.shape != x.shape[:1] or ids.dtype != torch.int64):
                 raise ValueError(
                     f"{self.name}: {key}_{part} must be int64 ({len(x)},), one for each window, "

@@ -124,6 +124,26 @@ def test_moves_of_masks_and_bad_input():
         random_moves(4, -1, generator=torch.Generator())
 
 
+def test_moves_of_what_is_not_a_tensor():
+    x, one = torch.ones(1, 6, 1), torch.tensor([[1, 0]])
+    with pytest.raises(TypeError, match=r"x must be a tensor \(B, T, d\); got ndarray"):
+        move(x.numpy(), (2, 3), one)
+    with pytest.raises(TypeError, match=r"moves must be a tensor \(B, 2\); got list"):
+        move(x, (2, 3), one.tolist())
+    with pytest.raises(TypeError, match="image must be rows and columns, .*; got None"):
+        move(x, None, one)
+
+
+@pytest.mark.parametrize("pixels", [1.5, "2", None])
+def test_random_moves_are_of_whole_pixels(pixels):
+    draw = torch.Generator().manual_seed(0)
+    with pytest.raises(TypeError, match=f"pixels must be a whole number; got {pixels!r}"):
+        random_moves(3, pixels, generator=draw)
+    with pytest.raises(TypeError, match="count must be a whole number; got 3.0"):
+        random_moves(3.0, 1, generator=draw)
+    assert random_moves(np.int64(3), np.int64(1), generator=draw).shape == (3, 2)
+
+
 def test_only_images_in_their_units_are_moved():
     images = make(image=(2, 3))
     check_image(images)

@@ -30,6 +30,31 @@ def test_inconsistent_datasets_are_refused(changes, message):
         make(**changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"y_train": [0, 1] * (N // 2)},
+            r"toy: y_train must be a tensor, int64 \(50,\), .*got list",
+        ),
+        (
+            {"y_test": np.arange(20) % 2},
+            r"y_test must be .*got ndarray: give torch.as_tensor\(y_te",
+        ),
+        ({"groups_train": [0] * N}, "groups_train must be a tensor, int64"),
+        ({"lengths_test": [T] * 20}, "lengths_test must be a tensor, int64"),
+        (
+            {"x_train": np.zeros((N, T, D))},
+            r"x_train must be a tensor, float32 \(N, T.*got ndarray",
+        ),
+        ({"x_test": None}, r"x_test must be a tensor, float32 \(N, T, d\).*got NoneType"),
+    ],
+)
+def test_what_is_not_a_tensor_is_named(changes, message):
+    with pytest.raises(TypeError, match=message):
+        make(**changes)
+
+
 @pytest.mark.parametrize(("per", "over"), [("column", 0), ("channel", (0, 1))])
 def test_normalize_gives_train_zero_mean_and_unit_population_sd(per, over):
     x = normalize(make(), per=per).x_train.double()
