@@ -42,6 +42,10 @@ def record_training(
         seed: of the order of the samples.
         watch: called with the model before training and after each epoch, without gradient.
 
+    Raises:
+        TypeError: x or y is not a tensor.
+        ValueError: y is not an integer for each sample of x.
+
     Source: H1 to H3 of Zhang, Kag, Sullivan, Saligrama (2019), Equilibrated Recurrent Neural
         Network, section 1.
 
@@ -54,6 +58,9 @@ def record_training(
         >>> history.parameters.shape, parameter_drift(history.parameters).to_last[-1].item()
         (torch.Size([4, 6]), 0.0)
     """
+    _check("", x, y)
+    if test:
+        _check("test ", *test)
     training = Training(
         epochs=epochs, batch_size=batch_size, lr=lr, clip=clip, seed=seed, schedule="constant"
     )
@@ -75,6 +82,20 @@ def record_training(
         tested.append(Score(epoch.test_loss, epoch.accuracy or 0.0))
     test_loss, accuracy = torch.tensor(tested).T if test else (None, None)
     return History(torch.tensor(losses), test_loss, accuracy, torch.stack(snapshots), watched)
+
+
+def _check(part: str, x: Any, y: Any) -> None:
+    for name, value in (("x", x), ("y", y)):
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{part}{name} must be a tensor; got {type(value).__name__}: "
+                f"torch.as_tensor({name}) makes one"
+            )
+    if y.shape != x.shape[:1] or y.dtype != torch.int64:
+        raise ValueError(
+            f"{part}y must be a class, int64, for each of the {len(x)} samples of x; got "
+            f"{tuple(y.shape)}, {y.dtype}"
+        )
 
 
 class _Labelled:

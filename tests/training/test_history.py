@@ -63,6 +63,18 @@ def test_test_data_and_a_watch_are_looked_at_before_and_after_each_epoch():
     assert history.accuracy[-1].item() == pytest.approx(100 * right.item(), rel=1e-6)
 
 
+def test_bad_data_are_named():
+    x, y = problem()
+    for given, name in (((x.numpy(), y), "x"), ((x, y.tolist()), "y")):
+        with pytest.raises(TypeError, match=f"^{name} must be a tensor; got "):
+            record_training(classifier(), *given)
+    for wrong in (y.float(), y[:-1], y[:, None]):
+        with pytest.raises(ValueError, match="^y must be a class, int64, for each of the 96 samp"):
+            record_training(classifier(), x, wrong)
+    with pytest.raises(ValueError, match="^test y must be a class"):
+        record_training(classifier(), x, y, test=(x[:4], y))
+
+
 def test_the_condition_over_training():
     x, y = problem()
     model = classifier(ERNN(2, 4, timesteps=5, batch_first=True))

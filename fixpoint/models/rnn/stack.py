@@ -66,10 +66,7 @@ class Stack:
             raise ValueError(f"x must have at least one time step; got {tuple(x.shape)}")
         dtype = first_parameter(self).dtype  # type: ignore[arg-type]
         if x.dtype != dtype and not autocast_enabled(x.device.type):
-            raise TypeError(
-                f"x must have the dtype of the layer, {dtype}; got {x.dtype}: convert x by "
-                "x.to(...), or the layer by layer.to(...)"
-            )
+            raise TypeError(other_dtype(x, dtype))
         for h in hx or ():
             batch = () if x.dim() == 2 else (x.shape[1 - time],)
             expected = (self.num_layers * self._directions, *batch, self.hidden_size)
@@ -77,7 +74,8 @@ class Stack:
                 raise TypeError(f"hx must be a tensor {expected}; got {torch.typename(h)}")
             if tuple(h.shape) != expected:
                 raise ValueError(f"hx must be {expected}; got {tuple(h.shape)}")
-            check_dtype(h, x)
+            if h.dtype != x.dtype and not autocast_enabled(x.device.type):
+                raise TypeError(other_state_dtype(h, x))
         if x.dim() == 2:
             return x.unsqueeze(1), hx and tuple([h.unsqueeze(1) for h in hx])
         return x.transpose(0, 1) if batch_first else x, hx
@@ -148,10 +146,15 @@ def not_a_tensor(x: object, layout: str) -> str:
     return f"x must be a tensor {layout}; got {type(x).__name__}: torch.as_tensor(x) makes one"
 
 
-def check_dtype(h: Tensor, x: Tensor) -> None:
-    """Refuse states of another dtype than x, but under autocast."""
-    if h.dtype != x.dtype and not autocast_enabled(x.device.type):
-        raise TypeError(f"hx must have the dtype of x, {x.dtype}; got {h.dtype}: convert it")
+def other_dtype(x: Tensor, dtype: torch.dtype) -> str:
+    return (
+        f"x must have the dtype of the layer, {dtype}; got {x.dtype}: convert x by "
+        "x.to(...), or the layer by layer.to(...)"
+    )
+
+
+def other_state_dtype(h: Tensor, x: Tensor) -> str:
+    return f"hx must have the dtype of x, {x.dtype}; got {h.dtype}: convert it"
 
 
 def _backwards(T: int, lengths: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from fixpoint._messages import unknown_name
-from fixpoint._torch import is_exporting, is_ordinary, is_symbol, scan
+from fixpoint._torch import autocast_enabled, is_exporting, is_ordinary, is_symbol, scan
 from fixpoint._validation import boolean
 from fixpoint.models.ops.common.dispatch import MAX_SIZE, kernels_for
 from fixpoint.models.ops.common.plan import CallPlan, make_plan
@@ -17,7 +17,7 @@ from fixpoint.models.ops.recurrence import gru, leaky, lstm
 from fixpoint.models.ops.recurrence.autograd import FusedRecurrence, Options
 from fixpoint.models.rnn.base_cell import IMPLEMENTATIONS, Span, not_fused
 from fixpoint.models.rnn.scan import mask_nonfinite
-from fixpoint.models.rnn.stack import Stack, States, check_dtype, not_a_tensor
+from fixpoint.models.rnn.stack import Stack, States, not_a_tensor, other_dtype, other_state_dtype
 
 
 class _Fused(Stack):
@@ -57,6 +57,9 @@ class _Fused(Stack):
         layer: Any = self
         if not isinstance(x, Tensor | PackedSequence):
             raise TypeError(not_a_tensor(x, "(B, T, d)" if self.batch_first else "(T, B, d)"))
+        dtype = layer.weight_hh_l0.dtype
+        if x.data.dtype != dtype and not autocast_enabled(x.data.device.type):
+            raise TypeError(other_dtype(x.data, dtype))
         if hx is not None:
             self._check_states(hx, x.data)
         if not isinstance(x, PackedSequence) and is_symbol(x.shape[self._time_axis(x)]):
@@ -81,7 +84,8 @@ class _Fused(Stack):
             given = torch.typename(hx[0] if count == 1 else hx)
             raise TypeError(f"hx must be {expected}; got {given}")
         for h in hx:
-            check_dtype(h, x)
+            if h.dtype != x.dtype and not autocast_enabled(x.device.type):
+                raise TypeError(other_state_dtype(h, x))
 
     def _why_not(self, given: tuple[Any, ...]) -> str | None:
         """Return why these tensors do not take the fused path, None where they do."""

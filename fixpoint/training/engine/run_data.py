@@ -70,6 +70,10 @@ def prepare(recipe: Recipe, data: Dataset | None = None) -> Prepared:
             f"validation in {data.name}: choose a larger fraction"
         )
     check_augmentation(recipe.training, data)
+    if data.kind != "language-model" and recipe.training.bptt != Training.bptt:
+        raise ValueError(
+            f"training.bptt is for language models; {data.name} has classes: leave it out"
+        )
     if data.kind != "classification":
         return Prepared(data, dropped, InputForm.of(data, None))
     found = find_normalization(data, recipe.data.normalize)

@@ -276,6 +276,13 @@ def _check_together(recipe: Recipe) -> None:
         raise ValueError(
             f"training.momentum is of sgd; got optimizer {t.optimizer!r}: leave it out"
         )
+    for name, of in (("halve_every", "halve"), ("patience", "plateau")):
+        value = getattr(t, name)
+        if value != getattr(Training, name) and t.schedule != of:
+            raise ValueError(
+                f"training.{name} is of the schedule {of!r}; got {value} with {t.schedule!r}: "
+                "leave it out"
+            )
     if t.halve_choices and t.schedule != "halve":
         raise ValueError(
             f"training.halve_choices needs the schedule 'halve'; got {t.schedule!r}: set it to []"

@@ -83,12 +83,14 @@ def read_file(path: Path) -> list[Record]:
 def read_records(*sources: Path) -> list[Record]:
     """Return the records of finished runs in folders with a `runs.jsonl`, or in such files.
 
-    Records that lack something are left out, with a warning that names them.
+    Records that lack something are left out, with a warning that names them; a file given twice
+    counts once.
 
     Raises:
         ValueError: there is no such file.
     """
     records: list[Record] = []
+    read: set[Path] = set()
     for source in sources:
         if not source.exists():
             raise ValueError(f"there is no folder or file {source}: give the --out of a command")
@@ -98,6 +100,9 @@ def read_records(*sources: Path) -> list[Record]:
             raise ValueError(
                 f"{source} is not a folder with a runs.jsonl: give the --out of other commands"
             )
+        if path.resolve() in read:
+            continue
+        read.add(path.resolve())
         # Other processes may append to it: the file is not touched.
         found = {record["key"]: record for record in read_file(path)}
         for key, record in found.items():

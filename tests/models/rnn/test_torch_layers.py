@@ -263,5 +263,7 @@ def test_input_of_another_kind_or_dtype_is_named(kind):
     for given, named in ((x.numpy(), "ndarray"), (x.tolist(), "list"), (None, "NoneType")):
         with pytest.raises(TypeError, match=rf"x must be a tensor \(T, B, d\); got {named}: torch"):
             layer(given)
+    with pytest.raises(TypeError, match="x must have the dtype of the layer, torch.float32; got"):
+        layer(x.long())
     with pytest.raises(TypeError, match="hx must have the dtype of x, torch.float32; got torch.fl"):
         layer(x, (h, h) if kind == "lstm" else h)

@@ -113,9 +113,10 @@ def test_statistics_come_from_what_is_trained_on():
         ),
         ({"stop_after": 2}, "stop_after needs a validation part"),
         ({"halve_choices": [1, 2]}, "halve_choices needs a validation part"),
+        ({"bptt": 7}, "bptt is for language models; har2-sample has classes: leave it out"),
     ],
 )
-def test_validation_is_asked_for(changes, message):
+def test_settings_that_the_data_do_not_allow(changes, message):
     with pytest.raises(ValueError, match=message):
         prepare(Recipe().changed(**changes))
 

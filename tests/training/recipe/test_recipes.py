@@ -49,6 +49,12 @@ def test_no_key_is_in_two_sections():
         ("[training]\nhalve_choices = [5, 'x']", TypeError, "must be a whole number; got 'x'"),
         ("[training]\nhalve_choices = [5, 0]", ValueError, "at least 1"),
         ("[training]\nmomentum = 0.9", ValueError, "momentum is of sgd; got optimizer 'adam'"),
+        ("[training]\npatience = 9", ValueError, "patience is of the schedule 'plateau'; got 9 w"),
+        (
+            '[training]\nschedule = "cosine"\nhalve_every = 3',
+            ValueError,
+            "halve_every is of the schedule 'halve'; got 3 with 'cosine': leave it out",
+        ),
         ("[model]\nhidden = '8'", TypeError, "model.hidden must be a whole number; got '8'"),
         ("[model]\nmap = 3", TypeError, "model.map must be a text; got 3"),
         ("[model]\ntied = 1", TypeError, "model.tied must be true or false; got 1"),

@@ -204,7 +204,8 @@ def test_a_file_that_is_being_written_is_left_as_it_is(tmp_path, records):
     with file.open("a") as other:
         other.write('{"key": "half')
     before = file.read_bytes()
-    assert write_report([tmp_path], tmp_path / "page.html") == len(records)
+    for sources in ([tmp_path], [tmp_path, tmp_path / "runs.jsonl"]):
+        assert write_report(sources, tmp_path / "page.html") == len(records)
     assert file.read_bytes() == before
 
 
