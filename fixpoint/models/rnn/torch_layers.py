@@ -37,7 +37,8 @@ class _Fused(Stack):
         """Return how states are computed on the device of the parameters."""
         layer: Any = self
         device = layer.weight_hh_l0.device
-        plan = self._plans.get(device)
+        key = device, self.implementation
+        plan = self._plans.get(key)
         if plan is None:
             reason = "it has a proj_size" if layer.proj_size else None
             if device.type == "cuda":
@@ -46,7 +47,7 @@ class _Fused(Stack):
                 reason = f"torch's own is faster without numba and above {MAX_SIZE} units"
             plan = make_plan(self.operation.name, reason, self.hidden_size, device)
             if not torch.compiler.is_compiling():
-                self._plans[device] = plan
+                self._plans[key] = plan
         return plan
 
     def _states(self, x: Any, hx: States | None) -> tuple[Any, States] | None:

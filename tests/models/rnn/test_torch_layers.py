@@ -246,8 +246,10 @@ def test_states_of_another_kind_are_named(implementation):
 @pytest.mark.parametrize("kind", PAIRS)
 def test_torchs_own_where_its_kernels_would_be_taken(kind, monkeypatch):
     layer = PAIRS[kind][1]
-    assert "above 256 units" in layer(3, 257).plan().reason
-    assert layer(3, 257, implementation="fused").plan().fused
+    wide = layer(3, 257)
+    assert "above 256 units" in wide.plan().reason
+    wide.implementation = "fused"
+    assert wide.plan().fused
     monkeypatch.setattr(dispatch, "has_numba", lambda: False)
     theirs, ours = PAIRS[kind][0](3, 4), layer(3, 4)
     ours.load_state_dict(theirs.state_dict())
