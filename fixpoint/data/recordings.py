@@ -103,7 +103,7 @@ def read_recording(table: Mapping[str, Any], cutting: Cutting, name: str) -> Rec
     numbers = {}
     for key in cutting.channels or [key for key in columns if key not in other]:
         if key not in columns:
-            raise ValueError(f"{name}: {unknown_name('channel', key, columns)}")
+            raise ValueError(f"{name} has no channel {key!r}: its columns are {', '.join(columns)}")
         values, texts = read_numbers(columns[key])
         if not len(texts):
             numbers[key] = values

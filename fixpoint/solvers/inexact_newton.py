@@ -149,8 +149,8 @@ class InexactNewton(IterativeSolver):
         elif not 0 <= t < self.timesteps:
             raise ValueError(
                 f"eta has {self.timesteps} rows (timesteps={self.timesteps}) but t={t} was asked "
-                f"for, time step number {t + 1}; build InexactNewton with a larger timesteps, or "
-                "timesteps=None to share eta over time"
+                f"for, time step number {t + 1}; build the layer or its InexactNewton with a "
+                "larger timesteps, or timesteps=None to share eta over time"
             )
         else:
             eta = self.eta[t]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fixpoint._messages import unknown_name
 from fixpoint.training.engine.run_form import InputForm
 
 _BATCH = 512
@@ -72,7 +71,9 @@ def as_windows(form: InputForm, x: Any) -> Tensor:
         columns = list(map(str, x.columns))
         lost = [name for name in form.channels if name not in columns]
         if lost and any(isinstance(name, str) for name in x.columns):
-            raise ValueError(f"the data frame: {unknown_name('channel', lost[0], columns)}")
+            raise ValueError(
+                f"the data frame has no channel {lost[0]!r}: its columns are {', '.join(columns)}"
+            )
         x = (x if lost or not form.channels else x[list(form.channels)]).to_numpy()
     T, d = form.timesteps, form.size
     channels = f" ({', '.join(form.channels)})" if form.channels else ""

@@ -273,7 +273,7 @@ def test_a_sequence_longer_than_timesteps_is_refused():
     with pytest.raises(
         ValueError,
         match=r"eta has 4 rows \(timesteps=4\) but t=4 was asked for, time step number 5; build "
-        r"InexactNewton with a larger timesteps, or timesteps=None to share eta over time",
+        r"the layer or its InexactNewton with a larger timesteps, or timesteps=None to share eta",
     ):
         layer(torch.randn(5, 2, 3))
     assert ERNN(3, 5)(torch.randn(500, 2, 3))[0].shape == (500, 2, 5)
