@@ -71,6 +71,10 @@ def reproduce(
     formats: Formats = "png",
     jobs: Jobs = None,
     cluster: Cluster = None,
+    dry: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the runs of a table with their keys, run nothing."),
+    ] = False,
 ) -> None:
     """Run the recipes of a table of the paper, and print our numbers next to the paper's.
 
@@ -81,7 +85,7 @@ def reproduce(
     with one_message("Stopped; finished epochs are kept, the same command continues."):
         if target == "figures":
             others = {"--models": models, "--set": settings, "--jobs": jobs, "--protocol": protocol}
-            others["--cluster"] = cluster
+            others |= {"--cluster": cluster, "--dry-run": dry or None}
             others["--device"] = None if device == "cpu" else device
             _draw_figures(dataset, seeds or "0", epochs, out, formats, others)
             return
@@ -93,6 +97,7 @@ def reproduce(
         changes |= {"device": device} | given
         if target == "solvers":
             others = {"--models": models, "--protocol": protocol, "--cluster": cluster}
+            others["--dry-run"] = dry or None
             _study_solvers(dataset, seeds, changes, out, jobs, formats, others)
             return
         reproduce_table(
@@ -105,6 +110,7 @@ def reproduce(
             models=None if models is None else split(models),
             seeds=seeds_or_count("--seeds", seeds or "5"),
             protocol=protocol,
+            dry=dry,
             changes=changes,
         )
 

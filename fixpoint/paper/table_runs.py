@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fixpoint._messages import SomeFailed, unknown_name
 from fixpoint.paper.tables import TABLES, Row
-from fixpoint.training.commands.comparison import run_missing
+from fixpoint.training.commands.comparison import list_runs, run_missing
 from fixpoint.training.commands.console import say
 from fixpoint.training.engine.model_factory import resolve
 from fixpoint.training.engine.run_data import preparer
@@ -35,6 +35,7 @@ def reproduce_table(
     models: list[str] | None,
     seeds: list[int],
     protocol: str | None = None,
+    dry: bool = False,
     changes: dict[str, Any],
 ) -> list[Record]:
     """Run the recipes of a table, and print our numbers next to the paper's.
@@ -51,6 +52,7 @@ def reproduce_table(
         datasets, models: take only these; None takes all.
         seeds: a run each.
         protocol: "paper" takes the recipe by the paper's protocol where the row has another.
+        dry: print the runs with their keys, and run nothing.
         changes: keys of the recipes to change, e.g. epochs for a first look.
 
     Raises:
@@ -71,6 +73,9 @@ def reproduce_table(
         for name, recipe in recipes.items()
         for seed in seeds
     }
+    if dry:
+        list_runs(console, list(runs.values()), out)
+        return []
     records = open_records(out)
     done = run_missing(console, list(runs.values()), records, out=out, jobs=jobs, cluster=cluster)
     rows = [row for row in TABLES[target] if row.recipe in recipes]

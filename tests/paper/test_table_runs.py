@@ -84,6 +84,23 @@ def test_rows_left_out_for_one_reason_are_named_together(tmp_path, monkeypatch):
     assert part.startswith("har2-sample is a part here, not comparable with the paper: 1080 of the")
 
 
+def test_a_dry_run_lists_the_runs_and_writes_nothing(tmp_path, monkeypatch):
+    from fixpoint.paper import table_runs as module
+
+    monkeypatch.setattr(module, "_runnable", lambda console, recipes: recipes)
+    options = {"out": tmp_path / "out", "datasets": ["har2"], "models": ["lstm"], "changes": {}}
+    console = Console(width=200)
+    with console.capture() as capture:
+        assert not module.reproduce_table(
+            console, "table4", jobs=1, seeds=[0, 3], dry=True, **options
+        )
+    keys = [load_recipe("har2-lstm").changed(seed=seed).key for seed in (0, 3)]
+    assert [line.split()[:3] for line in capture.get().splitlines()] == [
+        [key, "to", "run"] for key in keys
+    ]
+    assert not (tmp_path / "out").exists()
+
+
 def test_ours_beside_the_papers():
     row = TABLES["table2"][0]
     record = {
@@ -126,6 +143,8 @@ def test_the_recipe_of_the_papers_protocol():
         (["figures", "--set", "lr=1"], "--set is for tables"),
         (["figures", "--jobs", "2"], "--jobs is for tables"),
         (["figures", "--device", "cuda"], "--device is for tables"),
+        (["figures", "--dry-run"], "--dry-run is for tables"),
+        (["solvers", "--dry-run"], "--dry-run is for tables"),
         (["figures", "--dataset", "harr"], "unknown data set 'harr'"),
     ],
 )

@@ -82,7 +82,7 @@ def run_comparison(
         if not runs:
             raise ValueError(f"no run of this command is in {out / FAILED}")
     if dry:
-        _list(console, runs, out)
+        list_runs(console, runs, out)
         return []
     records = open_records(out)
     done = run_missing(console, runs, records, out=out, jobs=jobs, cluster=cluster)
@@ -141,7 +141,7 @@ def _longest_first(runs: list[Recipe], jobs: int) -> list[Recipe]:
     return sorted(runs, key=is_short) if jobs > 1 else runs
 
 
-def _list(console: Console, runs: list[Recipe], out: Path) -> None:
+def list_runs(console: Console, runs: list[Recipe], out: Path) -> None:
     """Print a line for each run: its key, whether it is finished, its name."""
     path = out / "runs.jsonl"
     done = {record["key"] for record in read_file(path)} if path.is_file() else set()
