@@ -58,18 +58,18 @@ class _Fused(Stack):
         layer: Any = self
         if not isinstance(x, Tensor | PackedSequence):
             raise TypeError(not_a_tensor(x, "(B, T, d)" if self.batch_first else "(T, B, d)"))
+        values = x.data if isinstance(x, PackedSequence) else x
         dtype = layer.weight_hh_l0.dtype
-        if x.data.dtype != dtype and not autocast_enabled(x.data.device.type):
-            raise TypeError(other_dtype(x.data, dtype))
+        if values.dtype != dtype and not autocast_enabled(values.device.type):
+            raise TypeError(other_dtype(values, dtype))
         if hx is not None:
-            self._check_states(hx, x.data)
+            self._check_states(hx, values)
         if not isinstance(x, PackedSequence) and is_symbol(x.shape[self._time_axis(x)]):
             return None if layer.proj_size else self._run(x, hx, 0, False)
         if self.implementation == "reference":
             return None
         plan = self.plan()
-        given = (x.data if isinstance(x, PackedSequence) else x, *(hx or ()))
-        reason = plan.reason or self._why_not(given)
+        reason = plan.reason or self._why_not((values, *(hx or ())))
         if reason is None:
             return self._run(x, hx, 0, False)
         if self.implementation == "fused":
