@@ -69,6 +69,18 @@ def unknown_name(kind: str, given: object, known: Iterable[str], *, other: str =
     return f"{text}; did you mean {near!r}?" if near else text
 
 
+def no_channel(table: str, given: str, columns: Iterable[str]) -> str:
+    """Say that a table has no such channel, list its columns, suggest one.
+
+    >>> no_channel("a.csv", "accx", ["acc_x", "time"])
+    "a.csv has no channel 'accx': its columns are acc_x, time; did you mean 'acc_x'?"
+    """
+    names = list(columns)
+    text = f"{table} has no channel {given!r}: its columns are {', '.join(names)}"
+    near = _nearest(given, names)
+    return f"{text}; did you mean {near!r}?" if near else text
+
+
 def unknown_option(owner: str, given: str, known: Iterable[str]) -> str:
     """Say that `owner` has no option `given`, and which one it may stand for, or whose it is.
 

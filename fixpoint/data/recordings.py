@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fixpoint._messages import unknown_name
+from fixpoint._messages import no_channel, unknown_name
 from fixpoint.data.csv_folder import tables_in
 from fixpoint.data.csv_table import parse_columns, unnamed_column
 from fixpoint.data.recording_cells import read_classes, read_names, read_numbers, read_times
@@ -103,7 +103,7 @@ def read_recording(table: Mapping[str, Any], cutting: Cutting, name: str) -> Rec
     numbers = {}
     for key in cutting.channels or [key for key in columns if key not in other]:
         if key not in columns:
-            raise ValueError(f"{name} has no channel {key!r}: its columns are {', '.join(columns)}")
+            raise ValueError(no_channel(name, key, columns))
         values, texts = read_numbers(columns[key])
         if not len(texts):
             numbers[key] = values

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fixpoint._messages import no_channel
 from fixpoint.training.engine.run_form import InputForm
 
 _BATCH = 512
@@ -71,9 +72,7 @@ def as_windows(form: InputForm, x: Any) -> Tensor:
         columns = list(map(str, x.columns))
         lost = [name for name in form.channels if name not in columns]
         if lost and any(isinstance(name, str) for name in x.columns):
-            raise ValueError(
-                f"the data frame has no channel {lost[0]!r}: its columns are {', '.join(columns)}"
-            )
+            raise ValueError(no_channel("the data frame", lost[0], columns))
         x = (x if lost or not form.channels else x[list(form.channels)]).to_numpy()
     T, d = form.timesteps, form.size
     channels = f" ({', '.join(form.channels)})" if form.channels else ""

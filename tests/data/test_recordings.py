@@ -137,6 +137,12 @@ def test_a_missing_value_is_named_by_its_place_in_the_file():
         load(columns, **OPTIONS)
 
 
+def test_a_mistyped_channel_gets_a_suggestion():
+    message = "recording has no channel 'axx': its columns are .*; did you mean 'ax'?"
+    with pytest.raises(ValueError, match=message):
+        load(two_people(), **OPTIONS, channels=("axx",))
+
+
 def test_an_infinite_time_is_refused():
     columns = two_people()
     columns["timestamp"][3] = np.inf
