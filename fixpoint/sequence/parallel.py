@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from fixpoint._denormals import without_denormals
 from fixpoint.backward._linear import LinearDerivatives
 from fixpoint.derivatives import Derivatives, MatrixMap
 from fixpoint.sequence.affine_scan import AffineScan, ZeroScan
@@ -164,6 +165,7 @@ class ParallelTime(Picard):
             return solution
         return replace(solution, z=choose_rows(converged, moved, solution.z))
 
+    @without_denormals
     def _solve_linear(self, phi: MatrixMap, b: Tensor, linear: LinearDerivatives) -> Solution:
         """Return x = A x + b with A = J^T, or J, at the states that `linear.at` holds."""
         T, recurrence, at = self.T, self.recurrence, linear.at

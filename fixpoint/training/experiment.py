@@ -17,6 +17,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from fixpoint import Result, __version__
+from fixpoint._denormals import without_denormals
 from fixpoint.analysis import contraction_profile, equilibrium_gap, evenly_spaced
 from fixpoint.analysis.gap_verdict import gap_quantiles
 from fixpoint.data import Dataset
@@ -125,6 +126,7 @@ def run_experiment(
         return _run(recipe, data, report, folder, fabric)
 
 
+@without_denormals
 def _run(
     recipe: Recipe,
     data: Dataset,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from fixpoint._denormals import without_denormals
 from fixpoint.backward import Implicit, Unrolled
 from fixpoint.models.ops.common import dispatch as op
 from fixpoint.models.ops.common.autograd import (
@@ -139,6 +140,7 @@ class _EquilibriumScan(Function):
         return (None, *of_each_instance(gradients, [grad]))
 
 
+@without_denormals
 def _gradients(
     inputs: Inputs,
     S: Tensor,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
+from fixpoint._denormals import without_denormals
 from fixpoint._torch import is_ordinary
 from fixpoint.models.ops.common import dispatch as op
 from fixpoint.models.ops.common.autograd import (
@@ -113,6 +114,7 @@ class FusedRecurrence(Generic[InputsT]):
         op.backend(self.name, like).forward(arguments)
         return tuple(outputs), saved
 
+    @without_denormals
     def gradients(
         self,
         inputs: InputsT,

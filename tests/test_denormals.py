@@ -1,0 +1,112 @@
+"""Gradients that vanish become 0 rather than numbers that are slow to calculate with.
+
+Specifies: fixpoint._denormals.
+"""
+
+import sys
+
+import pytest
+import torch
+
+from fixpoint import Implicit, InexactNewton, Picard, Unrolled
+from fixpoint._denormals import without_denormals
+from fixpoint.models import ERNN, RNN
+from fixpoint.models.ops.common.dispatch import has_numba
+from fixpoint.training import Recipe, prepare, run_experiment
+
+
+def flushes():
+    """Tell whether this thread rounds such numbers to 0."""
+    return sys.float_info.min / 2 == 0
+
+
+@pytest.fixture(autouse=True)
+def a_processor_that_can():
+    can = torch.set_flush_denormal(True)
+    torch.set_flush_denormal(False)
+    if not can:
+        pytest.skip("this processor cannot round small numbers to 0")
+
+
+def test_the_mode_holds_within_the_function_alone():
+    assert without_denormals(flushes)()
+    assert without_denormals(without_denormals(flushes))()
+    assert not flushes()
+
+
+def test_the_mode_ends_with_an_error():
+    @without_denormals
+    def fail():
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert not flushes()
+
+
+def test_a_mode_that_was_set_before_remains():
+    torch.set_flush_denormal(True)
+    try:
+        assert without_denormals(flushes)()
+        assert flushes()
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def vanishing(make, **options):
+    """Return the gradient of each sample's first state: a tenth of the next one's, 40 times."""
+    layer = make(3, 4, **options)
+    for name, p in layer.named_parameters():
+        if "eta" not in name:
+            torch.nn.init.zeros_(p)
+        if p.shape == (4, 4) and "U" not in name:
+            p.data.fill_diagonal_(0.1)
+    h0 = torch.zeros(1, 5, 4, requires_grad=True)
+    layer(torch.zeros(40, 5, 3), h0)[0][-1].sum().backward()
+    return h0.grad
+
+
+STEP = {"solver": InexactNewton(1, eta=1.0), "nonlinearity": "tanh"}
+LAYERS = {
+    "RNN": (RNN, {}),
+    "one step": (ERNN, {**STEP, "rank": 0}),
+    "implicit": (
+        ERNN,
+        {"map": "self-feedback", "solver": Picard(rtol=1e-6), "backward": Implicit()},
+    ),
+    "unrolled": (
+        ERNN,
+        {"map": "self-feedback", "solver": Picard(max_iter=2), "backward": Unrolled()},
+    ),
+}
+
+
+@pytest.mark.skipif(not has_numba(), reason="of the kernels of numba")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", LAYERS)
+def test_vanishing_gradients_of_fused_layers_are_zero(name, threads):
+    make, options = LAYERS[name]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = vanishing(make, implementation="fused", **options)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, torch.zeros(1, 5, 4))
+    assert not flushes()
+    slow = vanishing(make, implementation="reference", **options)
+    torch.testing.assert_close(slow, torch.full_like(slow, 1e-40), rtol=1e-3, atol=0.0)
+
+
+def test_vanishing_gradients_in_parallel_time_are_zero():
+    given = {**STEP, "rank": 0, "implementation": "reference"}
+    assert torch.equal(vanishing(ERNN, time="parallel", **given), torch.zeros(1, 5, 4))
+    assert not flushes()
+
+
+def test_a_training_rounds_to_zero():
+    recipe = Recipe().changed(hidden=4, epochs=1)
+    seen = []
+    run_experiment(recipe, prepare(recipe).data, lambda epoch: seen.append(flushes()))
+    assert seen == [True]
+    assert not flushes()
