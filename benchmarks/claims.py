@@ -14,6 +14,7 @@ import json
 import platform
 import statistics
 import time
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ ETA = 0.5
 """Step of the solve by which Lemma 1 is measured."""
 PAPER = {row.recipe: row for table in TABLES.values() for row in table}
 """Rows of the paper by recipe."""
+OWN = Row("permuted-mnist-ernn", "Permuted MNIST", "ERNN", nan, nan, None)
+ROWS = PAPER | {OWN.recipe: OWN}
+"""The same and those that the paper does not have."""
 
 
 def measure(seed: int, epochs: int) -> dict[str, Any]:
@@ -182,14 +186,17 @@ def protocol_table(records: list[Record]) -> str:
             changed = f"recipe `{name}`"
             changed += "" if precision == own.machine.precision else f", {precision}"
             changed += "" if epochs == own.training.epochs else f", {epochs} epochs"
+        if name not in PAPER:
+            changed = f"not in the paper: {changed or f'recipe `{name}`'}"
         found.setdefault((name, changed), []).append(record)
-    datasets = [row.dataset for row in PAPER.values()]
-    order = sorted(PAPER, key=lambda name: datasets.index(PAPER[name].dataset))
+    datasets = [row.dataset for row in ROWS.values()]
+    order = sorted(ROWS, key=lambda name: datasets.index(ROWS[name].dataset))
     for (name, changed), group in sorted(found.items(), key=lambda item: order.index(item[0][0])):
-        row = PAPER[name]
+        row = ROWS[name]
         metric = group[0]["metric"]
         last, best = (Column("", f"{metric}_{part}", 2) for part in ("last", "best"))
-        numbers = [last.text(group), best.text(group), f"{row.value:.2f}"]
+        paper = f"{row.value:.2f}" if name in PAPER else "-"
+        numbers = [last.text(group), best.text(group), paper]
         if any(record["loss"] is None for record in group):
             numbers[0] = "diverged"
         seconds = sum(epoch["seconds"] for record in group for epoch in record["epochs"])
@@ -200,9 +207,9 @@ def protocol_table(records: list[Record]) -> str:
 
 
 def paper_row(run: dict[str, Any]) -> Row:
-    """The row of the paper that a run stands for."""
+    """The row that a run stands for."""
     name = f"{run['dataset']}-{run['model']}"
-    return PAPER.get(f"{name}-k{run['max_iter']}", PAPER[name])
+    return ROWS.get(f"{name}-k{run['max_iter']}", ROWS[name])
 
 
 def spread(values: list[float | None]) -> str:

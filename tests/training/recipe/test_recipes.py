@@ -196,10 +196,16 @@ def test_models_of_images_are_trained_alike(row):
     assert (recipe.training, recipe.data) == (ernn.training, ernn.data)
 
 
+def test_permuted_images_are_trained_as_those_that_are_not():
+    """But not moved, which their order does not allow."""
+    recipe, plain = load_recipe("permuted-mnist-ernn"), load_recipe("pixel-mnist-ernn")
+    assert recipe == plain.changed(dataset="permuted-mnist", move=0)
+
+
 def test_every_row_of_the_paper_has_a_recipe():
     rows = {row.recipe for table in TABLES.values() for row in table}
     plain = {name for name in known_recipes() if not name.endswith("-paper")}
-    assert rows | {"toy-walks-rnn", "toy-walks-ernn", *EQUAL_SIZE} == plain
+    assert rows | {"toy-walks-rnn", "toy-walks-ernn", "permuted-mnist-ernn", *EQUAL_SIZE} == plain
     assert len(TABLES["table2"]) == 52
     assert len(TABLES["table3"]) == 7
     assert len(TABLES["table4"]) == 6
