@@ -18,6 +18,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def rounds_to_zero() -> bool:
+    """Tell whether this thread rounds such results to 0."""
+    return sys.float_info.min / 2 == 0
+
+
 def without_denormals(function: Callable[P, R]) -> Callable[P, R]:
     """Round such results to 0 within a function, in the thread that calls it.
 
@@ -27,8 +32,7 @@ def without_denormals(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        already = torch.compiler.is_compiling() or sys.float_info.min / 2 == 0
-        if already or not torch.set_flush_denormal(True):
+        if torch.compiler.is_compiling() or rounds_to_zero() or not torch.set_flush_denormal(True):
             return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)

@@ -98,6 +98,22 @@ def test_vanishing_gradients_of_fused_layers_are_zero(name, threads):
     torch.testing.assert_close(slow, torch.full_like(slow, 1e-40), rtol=1e-3, atol=0.0)
 
 
+@pytest.mark.skipif(not has_numba(), reason="of the kernels of numba")
+def test_threads_of_a_kernel_have_the_mode_of_their_caller(monkeypatch):
+    from fixpoint.models.ops.common import numba_blocks
+
+    monkeypatch.setattr(numba_blocks, "openmp", None)  # threads of torch's pool keep an older one
+    seen = []
+
+    def work(first, last):
+        if last > first:
+            seen.append(flushes())
+
+    numba_blocks.run(work, ((0, 1), (1, 2)))
+    without_denormals(numba_blocks.run)(work, ((0, 1), (1, 2)))
+    assert seen == [False, False, True, True]
+
+
 def test_vanishing_gradients_in_parallel_time_are_zero():
     given = {**STEP, "rank": 0, "implementation": "reference"}
     assert torch.equal(vanishing(ERNN, time="parallel", **given), torch.zeros(1, 5, 4))
