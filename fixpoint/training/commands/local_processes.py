@@ -68,6 +68,7 @@ class _Process(SpawnContext):
 
     def __init__(self) -> None:
         self.made: list[SpawnProcess] = []
+        self.ending = threading.Lock()
         self.pool = ProcessPoolExecutor(1, self, _begin)
 
     def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
@@ -78,7 +79,8 @@ class _Process(SpawnContext):
         """End the process if it runs, wait for it, and return its exit status."""
         for process in self.made:
             process.terminate()
-        self.pool.shutdown()
+        with self.ending:  # the thread of its task and that of `shutdown`: closing is for one
+            self.pool.shutdown()
         return self.made[0].exitcode if self.made else None
 
 

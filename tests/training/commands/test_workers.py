@@ -4,6 +4,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from fixpoint.training import Epoch, Recipe
 from fixpoint.training.commands.comparison import _longest_first
-from fixpoint.training.commands.local_processes import LocalProcesses
+from fixpoint.training.commands.local_processes import LocalProcesses, _Process
 from fixpoint.training.commands.single_run import train_recipe
 from fixpoint.training.commands.workers import Started, run_all, train_run
 from fixpoint.training.engine.fit import PastEpoch
@@ -88,6 +89,22 @@ def test_stopping_while_a_run_starts_leaves_no_process_behind(monkeypatch, capfd
     with pytest.raises(ProcessLookupError):  # ended and awaited
         os.kill(pid, 0)
     assert capfd.readouterr().err == ""
+
+
+def test_a_process_that_two_threads_end_at_once_is_closed_by_one(monkeypatch):
+    """Its task fails as the grid is stopped; closing a pipe twice is an OSError."""
+    process, inside, most = _Process(), [], []
+
+    def shutdown():
+        inside.append(1)
+        time.sleep(0.05)
+        most.append(len(inside))
+        inside.pop()
+
+    monkeypatch.setattr(process.pool, "shutdown", shutdown)
+    with ThreadPoolExecutor(2) as executor:
+        assert list(executor.map(lambda _: process.end(), range(2))) == [None, None]
+    assert most == [1, 1]
 
 
 def test_any_executor_runs_a_grid(tmp_path):
