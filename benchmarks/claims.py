@@ -182,12 +182,11 @@ def protocol_table(records: list[Record]) -> str:
         changed = "; ".join(differences(record, paper_recipe(name)))
         own, run = load_recipe(name), record["run"]
         precision, epochs = run.get("precision", own.machine.precision), run["epochs"]
-        if changed and not differences(record, own.changed(precision=precision, epochs=epochs)):
+        ours = not differences(record, own.changed(precision=precision, epochs=epochs))
+        if ours and (changed or name not in PAPER):
             changed = f"recipe `{name}`"
             changed += "" if precision == own.machine.precision else f", {precision}"
             changed += "" if epochs == own.training.epochs else f", {epochs} epochs"
-        if name not in PAPER:
-            changed = f"not in the paper: {changed or f'recipe `{name}`'}"
         found.setdefault((name, changed), []).append(record)
     datasets = [row.dataset for row in ROWS.values()]
     order = sorted(ROWS, key=lambda name: datasets.index(ROWS[name].dataset))
