@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from fixpoint.training.results.store import read_records
 
 ROOT = Path(__file__).parent.parent
+STUDY = "docs/solvers_on_har2.md"
 PAGE = (ROOT / "docs/claims.md").read_text(encoding="utf-8")
 
 
@@ -42,3 +44,14 @@ def test_the_runs_by_the_papers_protocol_are_on_the_page():
     records = read_records(ROOT / "results/paper_protocol")
     assert {record["run"]["rotate"] for record in records} == {0}
     assert f"\n{script('claims').protocol_table(records)}\n\n" in PAGE
+
+
+def test_each_mean_of_a_verdict_is_in_a_table():
+    """A row that is trained again changes the table; the verdict has to follow."""
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", STUDY)]
+    rows = "\n".join((*pages, PAGE)).splitlines()
+    cells = {cell.strip() for row in rows for cell in row.split("|")[1:]}
+    verdicts = PAGE.partition("## Is it the equilibrium")[0]
+    means = set(re.findall(r"\d+\.\d\d ± \d+\.\d\d", verdicts))
+    assert means
+    assert means - cells == set()
