@@ -3,13 +3,15 @@
 Specifies: fixpoint._denormals.
 """
 
+import signal
 import sys
+import threading
 
 import pytest
 import torch
 
 from fixpoint import Implicit, InexactNewton, Picard, Unrolled
-from fixpoint._denormals import without_denormals
+from fixpoint._denormals import with_rounding, without_denormals
 from fixpoint.models import ERNN, RNN
 from fixpoint.models.ops.common.dispatch import has_numba
 from fixpoint.training import Recipe, prepare, run_experiment
@@ -32,6 +34,56 @@ def test_the_mode_holds_within_the_function_alone():
     assert without_denormals(flushes)()
     assert without_denormals(without_denormals(flushes))()
     assert not flushes()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer of POSIX")
+def test_the_mode_ends_with_an_interrupt_at_any_moment():
+    """As Ctrl-C, which can come between the change of the mode and the function."""
+
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Interrupt
+
+    before, left, function = signal.signal(signal.SIGALRM, interrupt), 0, without_denormals(flushes)
+    try:
+        for i in range(5000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + 1e-8 * (i % 1000))
+                while True:
+                    function()
+            except Interrupt:
+                left += flushes()
+                torch.set_flush_denormal(False)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert left == 0
+
+
+def test_threads_of_torch_keep_their_mode():
+    """Those that start within the function would have its mode for good."""
+    kept = []
+
+    @without_denormals
+    def function():
+        torch.ones(1 << 18)
+
+    def first_operation_of_a_thread():
+        function()
+        x = torch.full((1 << 18,), 1e-310, dtype=torch.float64)
+        kept.append(int((x * 0.5).count_nonzero()))
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for target in (first_operation_of_a_thread,) * 2:
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+    finally:
+        torch.set_num_threads(before)
+    assert kept == [1 << 18] * 2
 
 
 def test_the_mode_ends_with_an_error():
@@ -99,18 +151,28 @@ def test_vanishing_gradients_of_fused_layers_are_zero(name, threads):
 
 
 @pytest.mark.skipif(not has_numba(), reason="of the kernels of numba")
-def test_threads_of_a_kernel_have_the_mode_of_their_caller(monkeypatch):
+@pytest.mark.parametrize("pool", ["own", "torch"])
+def test_threads_of_a_kernel_have_the_mode_of_their_caller(monkeypatch, pool):
     from fixpoint.models.ops.common import numba_blocks
 
-    monkeypatch.setattr(numba_blocks, "openmp", None)  # threads of torch's pool keep an older one
-    seen = []
+    if pool == "own":
+        monkeypatch.setattr(numba_blocks, "openmp", None)
+    else:
+        with_rounding(torch.ones, True)(1 << 18)  # its threads start in the other mode
+    seen, both = [], threading.Barrier(2)
 
     def work(first, last):
         if last > first:
+            both.wait(60)  # one each
             seen.append(flushes())
 
-    numba_blocks.run(work, ((0, 1), (1, 2)))
-    without_denormals(numba_blocks.run)(work, ((0, 1), (1, 2)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        numba_blocks.run(work, ((0, 1), (1, 2)))
+        without_denormals(numba_blocks.run)(work, ((0, 1), (1, 2)))
+    finally:
+        torch.set_num_threads(before)
     assert seen == [False, False, True, True]
 
 

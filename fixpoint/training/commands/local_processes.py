@@ -39,11 +39,7 @@ class LocalProcesses(ThreadPoolExecutor):
         with self.lock:
             if self.closed:
                 raise CancelledError
-            if not self.idle:
-                self.idle.append(_Process())
-                self.all.append(self.idle[-1])
-            process = self.idle.pop()
-            future = process.pool.submit(fn, *args, **kwargs)
+            process, future = self._start(fn, *args, **kwargs)
         try:
             result = future.result()
         except BrokenProcessPool:
@@ -54,6 +50,17 @@ class LocalProcesses(ThreadPoolExecutor):
             raise
         self.idle.append(process)
         return result
+
+    def _start(self, *task: Any, **kwargs: Any) -> tuple[_Process, Future[Any]]:
+        """Give a task to a process that waits for one, or to a new one."""
+        while self.idle:
+            process = self.idle.pop()
+            try:
+                return process, process.pool.submit(*task, **kwargs)
+            except BrokenProcessPool:  # it was killed as it waited
+                process.end()
+        self.all.append(_Process())
+        return self.all[-1], self.all[-1].pool.submit(*task, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         with self.lock:

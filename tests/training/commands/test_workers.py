@@ -91,6 +91,15 @@ def test_stopping_while_a_run_starts_leaves_no_process_behind(monkeypatch, capfd
     assert capfd.readouterr().err == ""
 
 
+def test_a_process_that_is_killed_as_it_waits_costs_no_task():
+    with LocalProcesses(1) as executor:
+        first = executor.submit(os.getpid).result()
+        os.kill(first, signal.SIGTERM)
+        manager = executor.idle[0].pool._executor_manager_thread
+        manager.join()  # by then it has noticed
+        assert executor.submit(os.getpid).result() != first
+
+
 def test_a_process_that_two_threads_end_at_once_is_closed_by_one(monkeypatch):
     """Its task fails as the grid is stopped; closing a pipe twice is an OSError."""
     process, inside, most = _Process(), [], []

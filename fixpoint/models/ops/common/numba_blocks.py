@@ -18,7 +18,7 @@ from numba.core import imputils
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
-from fixpoint._denormals import rounds_to_zero, without_denormals
+from fixpoint._denormals import rounds_to_zero, with_rounding
 from fixpoint.models.ops.common import numba_pointwise as numba_pointwise  # `sigma` within kernels
 from fixpoint.models.ops.common.numba_cache import cached_njit
 from fixpoint.models.ops.common.pointwise import sigma
@@ -54,7 +54,7 @@ def run(work: Callable[[int, int], None], ranges: tuple[tuple[int, int], ...]) -
     if len(ranges) == 1:
         return work(*ranges[0])
     work(0, 0)  # compile here: threads may have small stacks
-    each = without_denormals(work) if rounds_to_zero() else work  # as this thread does
+    each = with_rounding(work, rounds_to_zero())  # as this thread does
     if openmp is None:
         with ThreadPoolExecutor(len(ranges)) as pool:
             list(pool.map(each, *zip(*ranges, strict=True)))
