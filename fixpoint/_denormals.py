@@ -21,7 +21,6 @@ R = TypeVar("R")
 GRAIN = 32768
 """Elements for which an operation of torch takes one more thread."""
 
-
 _pools = threading.local()
 
 
