@@ -5,7 +5,6 @@ python benchmarks/sizes.py
 
 from __future__ import annotations
 
-from fixpoint.models import parameter_count
 from fixpoint.paper.tables import SHAPES, TABLES
 from fixpoint.training import LAYERS, load_recipe, make_model
 from fixpoint.training.experiment import size_kb
@@ -19,10 +18,10 @@ def main() -> None:
         options = load_recipe(name).model
         if options.model not in LAYERS:
             continue
-        model = make_model(options, SHAPES[row.dataset])
+        kb = size_kb(make_model(options, SHAPES[row.dataset]))
         print(
-            f"| {row.dataset} | {row.algorithm} | {options.hidden} | {parameter_count(model):,} "
-            f"| {size_kb(model):.1f} | {row.size_kb:g} |"
+            f"| {row.dataset} | {row.algorithm} | {options.hidden} | {round(kb * 256):,} "
+            f"| {kb:.1f} | {row.size_kb:g} |"
         )
 
 
