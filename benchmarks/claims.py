@@ -52,10 +52,10 @@ ETA = 0.5
 PAPER = {row.recipe: row for table in TABLES.values() for row in table}
 """Rows of the paper by recipe."""
 OWN = Row("permuted-mnist-ernn", "Permuted MNIST", "ERNN", nan, nan, None)
-PARTS = ("Google-12", "Yelp-5")
-"""Data sets that are at hand in part."""
 ROWS = PAPER | {OWN.recipe: OWN}
 """The same and those that the paper does not have."""
+PARTS = ("Google-12", "Yelp-5")
+"""Data sets that are at hand in part."""
 
 
 def measure(seed: int, epochs: int) -> dict[str, Any]:

@@ -4,22 +4,28 @@ Specifies: fixpoint._denormals.
 """
 
 import signal
-import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from fixpoint import Implicit, InexactNewton, Picard, Unrolled
+from fixpoint._denormals import rounds_to_zero as flushes
 from fixpoint._denormals import with_rounding, without_denormals
 from fixpoint.models import ERNN, RNN
 from fixpoint.models.ops.common.dispatch import has_numba
 from fixpoint.training import Recipe, prepare, run_experiment
 
 
-def flushes():
-    """Tell whether this thread rounds such numbers to 0."""
-    return sys.float_info.min / 2 == 0
+@contextmanager
+def threads_of_torch(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
@@ -74,15 +80,11 @@ def test_threads_of_torch_keep_their_mode():
         x = torch.full((1 << 18,), 1e-310, dtype=torch.float64)
         kept.append(int((x * 0.5).count_nonzero()))
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        for target in (first_operation_of_a_thread,) * 2:
-            thread = threading.Thread(target=target)
+    with threads_of_torch(2):
+        for _ in range(2):
+            thread = threading.Thread(target=first_operation_of_a_thread)
             thread.start()
             thread.join()
-    finally:
-        torch.set_num_threads(before)
     assert kept == [1 << 18] * 2
 
 
@@ -138,12 +140,8 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_vanishing_gradients_of_fused_layers_are_zero(name, threads):
     make, options = LAYERS[name]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         found = vanishing(make, implementation="fused", **options)
-    finally:
-        torch.set_num_threads(before)
     assert torch.equal(found, torch.zeros(1, 5, 4))
     assert not flushes()
     slow = vanishing(make, implementation="reference", **options)
@@ -166,13 +164,9 @@ def test_threads_of_a_kernel_have_the_mode_of_their_caller(monkeypatch, pool):
             both.wait(60)  # one each
             seen.append(flushes())
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with threads_of_torch(2):
         numba_blocks.run(work, ((0, 1), (1, 2)))
         without_denormals(numba_blocks.run)(work, ((0, 1), (1, 2)))
-    finally:
-        torch.set_num_threads(before)
     assert seen == [False, False, True, True]
 
 
