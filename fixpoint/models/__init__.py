@@ -23,6 +23,7 @@ from fixpoint.models.ops.recurrence.gated import gated_scan, gated_scan_referenc
 from fixpoint.models.ops.recurrence.leaky import fused_scan, scan_reference
 from fixpoint.models.rnn.base_cell import RecurrentCell
 from fixpoint.models.rnn.base_layer import Recurrent, StreamState
+from fixpoint.models.rnn.chrono import chrono_biases_
 from fixpoint.models.rnn.ernn import ERNN, ERNNCell
 from fixpoint.models.rnn.eurnn import EURNN, EURNNCell
 from fixpoint.models.rnn.fastgrnn import FastGRNN, FastGRNNCell
@@ -67,6 +68,7 @@ __all__ = [
     "VariationalDropout",
     "bound_spectral_norm",
     "check_compatible",
+    "chrono_biases_",
     "correction_loss",
     "frozen",
     "fused_scan",

@@ -71,6 +71,14 @@ class Resettable(nn.Module):
             start(stored)
 
 
+def assign(module: nn.Module, name: str, value: Tensor) -> None:
+    """Give a parameter a value, in place; a parametrization decides what to store for it."""
+    if parametrize.is_parametrized(module, name):
+        setattr(module, name, value)
+    else:
+        getattr(module, name).copy_(value)
+
+
 def first_parameter(module: nn.Module) -> Tensor:
     """Return a parameter of the module, whose dtype and device stand for all."""
     todo: list[nn.Module | None] = [module]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-from torch.nn.utils import parametrize
 
 from fixpoint._validation import positive
+from fixpoint.models._parameters import assign
 from fixpoint.models.maps import EquilibriumMap, JordanMap, SelfFeedbackMap
 
 
@@ -39,7 +38,7 @@ def scale_recurrence_(phi: JordanMap, gain: float) -> JordanMap:
     positive(gain=gain)
     for name, _ in list(phi.named_parameters(recurse=False)):
         if name in ("V", "U", "U1", "U2"):
-            _assign(phi, name, gain * getattr(phi, name))
+            assign(phi, name, gain * getattr(phi, name))
     return phi
 
 
@@ -83,15 +82,7 @@ def identity_transition_(phi: EquilibriumMap, *, input_gain: float = 1.0) -> Equ
     positive(input_gain=input_gain)
     U = phi.U
     identity = torch.eye(len(U), dtype=U.dtype, device=U.device)
-    _assign(phi, "V", identity - U)
+    assign(phi, "V", identity - U)
     if input_gain != 1:
-        _assign(phi, "W", input_gain * phi.W)
+        assign(phi, "W", input_gain * phi.W)
     return phi
-
-
-def _assign(phi: EquilibriumMap, name: str, value: Tensor) -> None:
-    # A parametrization of a weight is given the new value and decides what to store.
-    if parametrize.is_parametrized(phi, name):
-        setattr(phi, name, value)
-    else:
-        getattr(phi, name).copy_(value)

@@ -30,6 +30,7 @@ from fixpoint.models import (
     LastStateClassifier,
     RecurrentDropout,
     SpectralRNN,
+    chrono_biases_,
     identity_transition_,
     scale_recurrence_,
 )
@@ -45,6 +46,7 @@ BACKWARDS: dict[str, type[Backward]] = {
 }
 
 INITS = ("normal", "identity")
+GATE_INITS = ("chrono",)
 
 OWN = (
     *("nonlinearity", "map", "solver", "max_iter", "backward", "rtol", "eta", "bound", "rank"),
@@ -74,6 +76,21 @@ def _standard(layer: Callable[..., nn.Module], **names: str) -> Layer:
         return layer(input_size, options.hidden, batch_first=True, **given)
 
     return Layer(build, tuple(names))
+
+
+def _gated(layer: Callable[..., nn.Module], **names: str) -> Layer:
+    """Return a layer as `_standard` does, the start of whose gates is an option."""
+    standard = _standard(layer, **names)
+
+    def build(options: Model, input_size: int, timesteps: int) -> nn.Module:
+        made = standard.build(options, input_size, timesteps)
+        if options.init is None:
+            return made
+        if options.init not in GATE_INITS:
+            raise ValueError(unknown_name("init", options.init, GATE_INITS))
+        return chrono_biases_(made, timesteps)
+
+    return Layer(build, (*standard.takes, "init"))
 
 
 def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
@@ -117,11 +134,11 @@ def _ernn(options: Model, input_size: int, timesteps: int) -> nn.Module:
 LAYERS: dict[str, Layer] = {
     "ernn": Layer(_ernn, tuple(name for name in OWN if name not in ("reflections", "capacity"))),
     "rnn": _standard(RNN, nonlinearity="nonlinearity"),
-    "lstm": _standard(LSTM),
-    "gru": _standard(GRU),
+    "lstm": _gated(LSTM),
+    "gru": _gated(GRU),
     "fastrnn": _standard(FastRNN, nonlinearity="nonlinearity", rank="rank"),
-    "fastgrnn": _standard(FastGRNN, nonlinearity="nonlinearity", rank="rank"),
-    "ugrnn": _standard(UGRNN, nonlinearity="nonlinearity"),
+    "fastgrnn": _gated(FastGRNN, nonlinearity="nonlinearity", rank="rank"),
+    "ugrnn": _gated(UGRNN, nonlinearity="nonlinearity"),
     "spectralrnn": _standard(SpectralRNN, nonlinearity="nonlinearity", reflections="reflections"),
     "eurnn": _standard(EURNN, capacity="capacity"),
 }

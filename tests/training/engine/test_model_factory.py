@@ -50,7 +50,7 @@ def test_an_option_is_taken_or_refused(tiny, name, option):
             "rtol": 0.1,
             "eta": 0.1,
             "bound": 0.5,
-            "init": "identity",
+            "init": "identity" if name == "ernn" else "chrono",
             "input_gain": 0.5,
             "recurrent_gain": 0.5,
             "reflections": 2,
@@ -63,7 +63,7 @@ def test_an_option_is_taken_or_refused(tiny, name, option):
         with pytest.raises(ValueError, match=f"{name} has no {option}.*leave model.{option} out"):
             make_model(given, tiny)
         return
-    if solver:
+    if solver and name == "ernn":
         given = options(model=name, **{"init": "identity", "solver": solver, option: value})
     make_model(given, tiny)
 
@@ -76,6 +76,15 @@ def test_a_gain_scales_the_recurrence_of_every_layer(tiny):
     for plain, scaled in zip(*(model.layer.cells() for model in models), strict=True):
         torch.testing.assert_close(scaled.map.V, 0.5 * plain.map.V)
         torch.testing.assert_close(scaled.map.W, plain.map.W)
+
+
+def test_gates_remember_up_to_the_length_of_a_sequence(tiny):
+    torch.manual_seed(0)
+    layer = make_model(options(model="ugrnn", init="chrono"), tiny).layer
+    memory = 1 + layer.cells()[0].b[:4].exp()
+    timesteps = tiny.x_train.shape[1]
+    assert memory.min() >= 2
+    assert 0.5 * timesteps < memory.max() <= timesteps
 
 
 def test_defaults_of_ernn():
@@ -102,6 +111,8 @@ def test_defaults_of_ernn():
         ({"solver": "picard", "input_gain": 0.1}, "input_gain needs model.init = 'identity'"),
         ({"solver": "picard", "recurrent_gain": 0.1}, "self-feedback map has no recurrent_gain"),
         ({"solver": "picard", "init": "identiy"}, "unknown init .*did you mean 'identity'"),
+        ({"model": "lstm", "init": "chrone"}, "unknown init .*did you mean 'chrono'"),
+        ({"init": "chrono", "solver": "picard"}, "unknown init 'chrono'"),
         ({"map": "linear", "nonlinearity": "relu"}, "linear map has no nonlinearity"),
         ({"tied": True}, "tied is for language models"),
         ({"word_frequencies": True}, "word_frequencies is for language models"),
