@@ -59,16 +59,7 @@ class Resettable(nn.Module):
             else:  # as of a length and a direction
                 setattr(self, name, start(torch.empty_like(getattr(self, name))))
             return
-        for hook in self._forward_pre_hooks.values():
-            if isinstance(hook, WeightNorm) and hook.name == name:
-                direction: Any = self._parameters[f"{name}_v"]
-                length: Any = self._parameters[f"{name}_g"]
-                start(direction)
-                length.copy_(norm_except_dim(direction, 2, hook.dim))
-                return
-        stored = self._parameters.get(name, self._parameters.get(f"{name}_orig"))
-        if stored is not None:
-            start(stored)
+        _write(self, name, start)
 
 
 def assign(module: nn.Module, name: str, value: Tensor) -> None:
@@ -76,7 +67,21 @@ def assign(module: nn.Module, name: str, value: Tensor) -> None:
     if parametrize.is_parametrized(module, name):
         setattr(module, name, value)
     else:
-        getattr(module, name).copy_(value)
+        _write(module, name, lambda stored: stored.copy_(value))
+
+
+def _write(module: nn.Module, name: str, start: Start) -> None:
+    """Write to a parameter in place, or to what a hook, as of pruning, makes it from."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm) and hook.name == name:
+            direction: Any = module._parameters[f"{name}_v"]
+            length: Any = module._parameters[f"{name}_g"]
+            start(direction)
+            length.copy_(norm_except_dim(direction, 2, hook.dim))
+            return
+    stored = module._parameters.get(name, module._parameters.get(f"{name}_orig"))
+    if stored is not None:
+        start(stored)
 
 
 def first_parameter(module: nn.Module) -> Tensor:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from fixpoint._validation import at_least
 from fixpoint.models._parameters import assign
 from fixpoint.models.rnn.base_layer import Recurrent
-from fixpoint.models.rnn.fastgrnn import FastGRNNCell
 from fixpoint.models.rnn.ugrnn import UGRNNCell
 
 Layer = TypeVar("Layer", bound=nn.Module)
@@ -20,16 +19,21 @@ Layer = TypeVar("Layer", bound=nn.Module)
 def chrono_biases_(layer: Layer, timesteps: int) -> Layer:
     """Start the gates at memories of 2 to `timesteps` steps, by their biases, in place.
 
-    A gate sigmoid(b) keeps the state for about 1 / (1 - sigmoid(b)) = 1 + exp(b) steps: two where
-    b = 0, so that over hundreds of steps neither the input nor the gradient arrives. Here b = log u
-    with u uniform in [1, timesteps - 1], one for each unit, is the bias of the gate that keeps the
-    state, and -b that of the input gate of an LSTM. Other biases are left. Choose it where a gated
-    layer does not begin to learn on long sequences.
+    A gate sigmoid(b) keeps the state for about 1 / (1 - sigmoid(b)) = 1 + exp(b) steps. Layers
+    start with b near 0, at two steps: an input of some hundred steps ago has left the state, and no
+    gradient reaches it. Here the gate that keeps the state has b = log u, u uniform in [1,
+    timesteps - 1], drawn for each unit of each layer and direction, and the input gate of an LSTM
+    has -b. Choose it where a gated layer does not begin to learn on long sequences.
+
+    A FastGRNN, whose gate does not bound what it adds to the state, is not among them.
+    `reset_parameters` draws the layer's own biases again.
 
     Args:
-        layer: an LSTM, GRU, UGRNN or FastGRNN, of this package or of torch, or a cell of one;
-            returned. Of the two biases of a gate that torch adds, the second becomes 0.
-        timesteps: steps of the longest memory, at least 2: the length of the sequences.
+        layer: an LSTM, GRU or UGRNN, of this package or of torch, or a cell of one; returned.
+            torch adds two biases in each gate (an LSTM's are in the order i, f, g, o, a GRU's r, z,
+            n): of the gates set here the second becomes 0. Other gates are left.
+        timesteps: steps of the longest memory, at least 2: the length of the sequences, or of a
+            stream the steps between an event and what depends on it.
 
     Raises:
         TypeError: another layer, or a number of steps that is not an integer.
@@ -40,7 +44,8 @@ def chrono_biases_(layer: Layer, timesteps: int) -> Layer:
     Example:
         >>> from fixpoint.models import LSTM, chrono_biases_
         >>> layer = chrono_biases_(LSTM(1, 32), 784)
-        >>> memory = 1 + layer.bias_ih_l0[32:64].exp()  # steps, of the forget gate
+        >>> forget = layer.bias_ih_l0[32:64]
+        >>> memory = 1 + forget.exp()
         >>> bool(memory.min() >= 2), bool(memory.max() <= 784)
         (True, True)
     """
@@ -48,8 +53,6 @@ def chrono_biases_(layer: Layer, timesteps: int) -> Layer:
     for cell in layer.cells() if isinstance(layer, Recurrent) else [layer]:
         if isinstance(cell, UGRNNCell):
             _write(cell, "b", 0, _draw(cell, "b", timesteps))
-        elif isinstance(cell, FastGRNNCell):
-            _write(cell, "b_z", 0, _draw(cell, "b_z", timesteps))
         elif isinstance(cell, nn.LSTM | nn.LSTMCell | nn.GRU | nn.GRUCell):
             for name in _input_biases(cell):
                 start = _draw(cell, name, timesteps)
@@ -61,7 +64,8 @@ def chrono_biases_(layer: Layer, timesteps: int) -> Layer:
                     _write(cell, name.replace("ih", "hh"), first, torch.zeros_like(value))
         else:
             raise TypeError(
-                f"chrono_biases_ is for an LSTM, GRU, UGRNN or FastGRNN; got {type(cell).__name__}"
+                f"chrono_biases_ is for an LSTM, GRU or UGRNN; got {type(layer).__name__}: "
+                "pass the recurrent layer itself"
             )
     return layer
 

@@ -87,7 +87,12 @@ def _gated(layer: Callable[..., nn.Module], **names: str) -> Layer:
         if options.init is None:
             return made
         if options.init not in GATE_INITS:
-            raise ValueError(unknown_name("init", options.init, GATE_INITS))
+            raise ValueError(unknown_name(f"init of {options.model}", options.init, GATE_INITS))
+        if timesteps < 2:
+            raise ValueError(
+                "model.init = 'chrono' needs sequences of at least 2 time steps (of a text, "
+                f"training.bptt); got {timesteps}: leave model.init out"
+            )
         return chrono_biases_(made, timesteps)
 
     return Layer(build, (*standard.takes, "init"))
@@ -137,7 +142,7 @@ LAYERS: dict[str, Layer] = {
     "lstm": _gated(LSTM),
     "gru": _gated(GRU),
     "fastrnn": _standard(FastRNN, nonlinearity="nonlinearity", rank="rank"),
-    "fastgrnn": _gated(FastGRNN, nonlinearity="nonlinearity", rank="rank"),
+    "fastgrnn": _standard(FastGRNN, nonlinearity="nonlinearity", rank="rank"),
     "ugrnn": _gated(UGRNN, nonlinearity="nonlinearity"),
     "spectralrnn": _standard(SpectralRNN, nonlinearity="nonlinearity", reflections="reflections"),
     "eurnn": _standard(EURNN, capacity="capacity"),
@@ -166,7 +171,10 @@ def resolve(options: Model) -> Model:
     for name in OWN:
         if name not in takes and getattr(options, name) is not None:
             own = f": its own options are {', '.join(takes)}" if takes else ""
-            raise ValueError(f"{options.model} has no {name}{own}; leave model.{name} out")
+            raise ValueError(
+                f"{options.model} has no {name}{own}; leave model.{name} out, or where a recipe "
+                f"sets it give --set model.{name}=none"
+            )
     if options.model != "ernn":
         return options
     filled: Model = fill_defaults(options)
@@ -251,7 +259,7 @@ def _make_map(name: str, input_size: int, hidden: int, options: dict[str, Any]) 
         del options["bound"]
     init = options.pop("init", "normal")
     if init not in INITS:
-        raise ValueError(unknown_name("init", init, INITS))
+        raise ValueError(unknown_name(f"init of the {name} map", init, INITS))
     gain = options.pop("input_gain", None)
     if gain is not None and init != "identity":
         raise ValueError("model.input_gain needs model.init = 'identity': set it, or leave it out")

@@ -34,7 +34,8 @@ MAPS = {"jordan": "Jordan"}
 
 
 def run_label(run: Mapping[str, Any]) -> str:
-    """Return the short name of what is compared: the model, of an ERNN also K, solver and map.
+    """Return the short name of what is compared: the model, of an ERNN with K, solver and map, of
+    a layer with gates with another start than its own.
 
     Args:
         run: values by key of a recipe.
@@ -46,13 +47,13 @@ def run_label(run: Mapping[str, Any]) -> str:
         'ERNN (Picard, self-feedback)'
         >>> run_label({"model": "ernn", "solver": "inexact-newton", "max_iter": 1, "rank": 0})
         'ERNN K=1 (inexact Newton, no self-feedback)'
-        >>> run_label(Recipe().changed(model="lstm").flat)
-        'LSTM'
+        >>> run_label(Recipe().changed(model="lstm", init="chrono").flat)
+        'LSTM (chrono)'
     """
     model, solver, phi = (run.get(name) for name in ("model", "solver", "map"))
     name = MODELS.get(str(model), short_name(model))
     if solver is None:
-        return name
+        return f"{name} (chrono)" if run.get("init") == "chrono" else name
     steps = f" K={run['max_iter']}" if solver == "inexact-newton" else ""
     parts = [
         SOLVERS.get(solver, short_name(solver)),

@@ -78,8 +78,9 @@ class Model:
     eta: float | None = key(None, "start of the learned steps of inexact-newton")
     init: str | None = key(
         None,
-        "start of V of the self-feedback and linear maps: normal, or identity for V = I - U; of "
-        "the gates of lstm, gru, ugrnn and fastgrnn: chrono for memories as long as the sequence",
+        "start of weights other than the model's own; ernn with the self-feedback or linear map: "
+        "normal, or identity for V = I - U; lstm, gru, ugrnn: chrono, gates that remember up to "
+        "the number of time steps (of a text, training.bptt)",
     )
     input_gain: float | None = key(
         None, "factor of W at the start, with init = identity; 1 if not given", low=1e-30

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
-from fixpoint.models import GRU, LSTM, UGRNN, FastGRNN, FastGRNNCell, FastRNN, chrono_biases_
+from fixpoint.models import GRU, LSTM, UGRNN, FastGRNN, UGRNNCell, chrono_biases_
 
 n = 64
 
@@ -13,15 +14,13 @@ def gates(layer):
     """Return the biases of the gates that keep the state and of those that take an input."""
     if isinstance(layer, UGRNN):
         return [cell.b[:n] for cell in layer.cells()], []
-    if isinstance(layer, FastGRNN):
-        return [cell.b_z for cell in layer.cells()], []
     names = [name for name, _ in layer.named_parameters() if name.startswith("bias_ih")]
     sums = [getattr(layer, name) + getattr(layer, name.replace("ih", "hh")) for name in names]
     return [b[n : 2 * n] for b in sums], [b[:n] for b in sums] if len(sums[0]) == 4 * n else []
 
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
-@pytest.mark.parametrize("kind", [LSTM, GRU, UGRNN, FastGRNN, nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("kind", [LSTM, GRU, UGRNN, nn.LSTM, nn.GRU])
 def test_memories_are_spread_over_the_sequence(kind, options):
     torch.manual_seed(0)
     layer = kind(3, n, **options)
@@ -38,7 +37,7 @@ def test_memories_are_spread_over_the_sequence(kind, options):
     for b, of_input in zip(keep, take, strict=False):
         torch.testing.assert_close(of_input, -b, rtol=0, atol=0)
     changed = {name for name, p in layer.named_parameters() if not torch.equal(p, before[name])}
-    assert all("bias" in name or name.rsplit(".", 1)[-1] in ("b", "b_z") for name in changed)
+    assert all("bias" in name or name.endswith(".b") for name in changed)
     assert all(p.requires_grad for p in layer.parameters())
 
 
@@ -54,10 +53,10 @@ def test_what_else_a_bias_has_is_left(kind):
     assert not torch.equal(bias[:first], before[:first])
 
 
-@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, FastGRNNCell])
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, UGRNNCell])
 def test_cells_are_taken_too(kind):
     cell = chrono_biases_(kind(3, n), 2)  # two steps: every gate is one half
-    name, first = ("b_z", 0) if kind is FastGRNNCell else ("bias_ih", n)
+    name, first = ("b", 0) if kind is UGRNNCell else ("bias_ih", n)
     assert not getattr(cell, name)[first : first + n].any()
 
 
@@ -88,15 +87,29 @@ def test_a_parametrized_bias_takes_the_start():
     assert not cell.bias_ih[n : 2 * n].any()
 
 
-@pytest.mark.parametrize("kind", [LSTM, UGRNN, FastGRNN, nn.GRUCell])
+@pytest.mark.parametrize("hook", ["pruned", "normalized"])
+def test_a_bias_made_by_a_hook_takes_the_start(hook):
+    torch.manual_seed(0)
+    cell = nn.GRUCell(3, n)
+    if hook == "pruned":
+        prune.identity(cell, "bias_ih")
+    else:
+        with pytest.warns(FutureWarning):
+            nn.utils.weight_norm(cell, "bias_ih", dim=None)
+    chrono_biases_(cell, 2)
+    cell(torch.zeros(1, 3))
+    torch.testing.assert_close(cell.bias_ih[n : 2 * n], torch.zeros(n))
+
+
+@pytest.mark.parametrize("kind", [LSTM, UGRNN, nn.GRUCell])
 def test_biases_are_needed(kind):
     with pytest.raises(ValueError, match="needs biases.*bias=False"):
         chrono_biases_(kind(3, 4, bias=False), 10)
 
 
 def test_other_layers_and_lengths_are_refused():
-    with pytest.raises(TypeError, match="is for an LSTM, GRU, UGRNN or FastGRNN; got FastRNNCell"):
-        chrono_biases_(FastRNN(3, 4), 10)
+    with pytest.raises(TypeError, match="is for an LSTM, GRU or UGRNN; got FastGRNN: pass the"):
+        chrono_biases_(FastGRNN(3, 4), 10)
     with pytest.raises(ValueError, match="timesteps must be at least 2; got 1"):
         chrono_biases_(LSTM(3, 4), 1)
     with pytest.raises(TypeError, match=r"timesteps must be an integer; got 10\.5"):
