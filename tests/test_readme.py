@@ -34,7 +34,7 @@ def name_of(record):
     """As the table names the model of a run."""
     run = record["run"]
     if run["model"] != "ernn":
-        return run["model"]
+        return f"{run['model']}{', relu' if run['nonlinearity'] == 'relu' else ''}"
     return "leaky step" if run["rank"] == 0 else f"ernn k={run['max_iter']}"
 
 

@@ -48,12 +48,14 @@ def _most_accurate(rows: list[list[Record]], names: dict[int, str]) -> str:
         <= spread + _spread(row, scores[id(row)])
     ]
     text = f"{names[id(best)]}, {mean_and_sd(scores[id(best)], 2)}{unit}"
+    several = max(map(len, scores.values())) > 1
+    within = "within the spread" if several else "as good, as far as one seed tells"
     if not near:
         return text
     if len(near) == len(rows) - 1:
-        return f"{text}; all others are within the spread"
+        return f"{text}; {within}: all others"
     others = join_names([names[id(row)] for row in near], list(names.values()))
-    return f"{text}; within the spread: {others}"
+    return f"{text}; {within}: {others}"
 
 
 def _spread(row: list[Record], scores: list[float]) -> float:

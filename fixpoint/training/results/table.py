@@ -105,6 +105,7 @@ def comparison_table(records: list[Record]) -> FittingTable:
 def _title(records: list[Record]) -> str:
     run = records[0]["run"]
     seeds = sorted({r["run"]["seed"] for r in records})
+    threads = records[0]["threads"]
     seed = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± s.d."
     alike = [
         f"{run[name]} {unit}"
@@ -115,7 +116,7 @@ def _title(records: list[Record]) -> str:
     on = f"{models.pop()} on " if len(models) == 1 else ""
     return (
         f"{on}{', '.join([run['dataset'], *alike, seed])}; "
-        f"{records[0]['threads']} thread each, torch {records[0]['versions']['torch']}"
+        f"{threads} thread{'s' * (threads != 1)} each, torch {records[0]['versions']['torch']}"
     )
 
 

@@ -42,7 +42,10 @@ ROWS = [
 
 def test_three_lines_say_what_is_best():
     accurate, fast, equilibrium = summary(ROWS)
-    assert accurate == "Most accurate: K=1, 95.00 %; within the spread: Picard implicit."
+    assert (
+        accurate
+        == "Most accurate: K=1, 95.00 %; as good, as far as one seed tells: Picard implicit."
+    )
     assert fast == "Fastest: K=1, 0.50 s an epoch; Anderson implicit takes 80 times as long."
     assert equilibrium == (
         "At equilibrium (within 0.2 %): Picard implicit, Anderson implicit; not: K=1 (from 90 %)."
