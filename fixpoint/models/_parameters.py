@@ -66,22 +66,27 @@ def assign(module: nn.Module, name: str, value: Tensor) -> None:
     """Give a parameter a value, in place; a parametrization decides what to store for it."""
     if parametrize.is_parametrized(module, name):
         setattr(module, name, value)
-    else:
-        _write(module, name, lambda stored: stored.copy_(value))
+    elif not _write(module, name, lambda stored: stored.copy_(value)):
+        raise ValueError(
+            f"{name} of {type(module).__name__} is not a parameter: its start is fixed"
+        )
 
 
-def _write(module: nn.Module, name: str, start: Start) -> None:
-    """Write to a parameter in place, or to what a hook, as of pruning, makes it from."""
+def _write(module: nn.Module, name: str, start: Start) -> bool:
+    """Write to a parameter in place, or to what a hook, as of pruning, makes it from; return
+    whether there is one.
+    """
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm) and hook.name == name:
             direction: Any = module._parameters[f"{name}_v"]
             length: Any = module._parameters[f"{name}_g"]
             start(direction)
             length.copy_(norm_except_dim(direction, 2, hook.dim))
-            return
+            return True
     stored = module._parameters.get(name, module._parameters.get(f"{name}_orig"))
     if stored is not None:
         start(stored)
+    return stored is not None
 
 
 def first_parameter(module: nn.Module) -> Tensor:

@@ -101,6 +101,15 @@ def test_a_bias_made_by_a_hook_takes_the_start(hook):
     torch.testing.assert_close(cell.bias_ih[n : 2 * n], torch.zeros(n))
 
 
+def test_a_bias_that_is_not_a_parameter_is_refused():
+    cell = nn.GRUCell(3, n)
+    fixed = cell.bias_ih.detach()
+    del cell.bias_ih
+    cell.bias_ih = fixed
+    with pytest.raises(ValueError, match="bias_ih of GRUCell is not a parameter"):
+        chrono_biases_(cell, 10)
+
+
 @pytest.mark.parametrize("kind", [LSTM, UGRNN, nn.GRUCell])
 def test_biases_are_needed(kind):
     with pytest.raises(ValueError, match="needs biases.*bias=False"):
