@@ -55,13 +55,11 @@ def chrono_biases_(layer: Layer, timesteps: int) -> Layer:
             _write(cell, "b", 0, _draw(cell, "b", timesteps))
         elif isinstance(cell, nn.LSTM | nn.LSTMCell | nn.GRU | nn.GRUCell):
             for name in _input_biases(cell):
-                start = _draw(cell, name, timesteps)
-                gates = {cell.hidden_size: start}
+                start, first = _draw(cell, name, timesteps), cell.hidden_size
                 if isinstance(cell, nn.LSTM | nn.LSTMCell):
-                    gates[0] = -start
-                for first, value in gates.items():
-                    _write(cell, name, first, value)
-                    _write(cell, name.replace("ih", "hh"), first, torch.zeros_like(value))
+                    start, first = torch.cat([-start, start]), 0
+                _write(cell, name, first, start)
+                _write(cell, name.replace("ih", "hh"), first, torch.zeros_like(start))
         else:
             raise TypeError(
                 f"chrono_biases_ is for an LSTM, GRU or UGRNN; got {type(layer).__name__}: "
